@@ -1,0 +1,57 @@
+# Everything needs only Python 3.11 or later and make; each target installs what it lacks into .venv.
+
+PYTHON ?= $(shell python3.11 -c 'print("python3.11")' 2>/dev/null || echo python3)
+BIN    := .venv/bin
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+OUT    ?= out
+JOBS   ?= 2
+
+# One thread per test worker: the workers already share the cores.
+test slow: export OMP_NUM_THREADS = 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format slow docs bench clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.venv/.dev: pyproject.toml constraints.txt
+	@echo "installing otflow into .venv (the first time takes a few minutes)"
+	$(PYTHON) -m venv .venv
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+.venv/.docs: .venv/.dev
+	$(PIP) -e '.[dev,docs]'
+	@touch $@
+
+demo: .venv/.dev  ## run the first experiment and write out/index.html
+	$(BIN)/otflow reproduce attention-flows --out $(OUT)
+	@echo "Open $(OUT)/index.html in a browser; figures and data are in $(OUT)/attention-flows/."
+
+test: lint  ## lint, then every test: doctests, README and examples included
+	$(BIN)/python -m pytest -n $(JOBS)
+
+lint: .venv/.dev  ## ruff, formatting and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.dev  ## reformat and repair what ruff can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+slow: .venv/.dev  ## the tests marked slow
+	$(BIN)/python -m pytest -n $(JOBS) -m slow
+
+docs: .venv/.docs  ## build docs/_build/html, warnings are errors
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+	@echo "Open docs/_build/html/index.html in a browser."
+
+bench: .venv/.dev  ## run every script in benchmarks/
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+clean:  ## remove what was generated, .venv excepted
+	rm -rf $(OUT) docs/_build docs/gallery docs/sg_execution_times.rst
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,128 @@
+"""otflow: Wasserstein gradient flows and the mean-field theory of Transformers, executable.
+
+    a measure, a field and a stepper go into `flow`; a trajectory comes out.
+
+Names are loaded on first use, so that importing otflow is instant.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "tangent": ("Tangent",),
+    "spaces": ("Euclidean", "Sphere", "Torus", "Space"),
+    "measures": ("Measure", "Particles", "Gaussian", "Grid"),
+    "energies": ("Energy", "Potential", "Interaction"),
+    "metrics": ("Metric", "Wasserstein", "Twisted"),
+    "fields": (
+        "VelocityField",
+        "SteepestDescent",
+        "SoftmaxAttention",
+        "L2Attention",
+        "SinkhornAttention",
+        "SigmoidAttention",
+        "UnnormalisedAttention",
+        "MultiHead",
+        "Perceptron",
+        "Layers",
+    ),
+    "steppers": ("Stepper", "Step", "Euler", "Heun", "RK4", "Dopri5"),
+    "noise": ("Noise", "CommonNoise", "IndependentNoise", "BrownianPath"),
+    "driver": ("flow",),
+    "trajectory": ("Trajectory",),
+    "errors": ("OtflowError", "InputError", "ConvergenceError", "FlowError"),
+}
+_MODULES = ("observables", "plot")
+_WHERE = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "BrownianPath",
+    "CommonNoise",
+    "ConvergenceError",
+    "Dopri5",
+    "Energy",
+    "Euclidean",
+    "Euler",
+    "FlowError",
+    "Gaussian",
+    "Grid",
+    "Heun",
+    "IndependentNoise",
+    "InputError",
+    "Interaction",
+    "L2Attention",
+    "Layers",
+    "Measure",
+    "Metric",
+    "MultiHead",
+    "Noise",
+    "OtflowError",
+    "Particles",
+    "Perceptron",
+    "Potential",
+    "RK4",
+    "SigmoidAttention",
+    "SinkhornAttention",
+    "SoftmaxAttention",
+    "Space",
+    "Sphere",
+    "SteepestDescent",
+    "Step",
+    "Stepper",
+    "Tangent",
+    "Torus",
+    "Trajectory",
+    "Twisted",
+    "UnnormalisedAttention",
+    "VelocityField",
+    "Wasserstein",
+    "__version__",
+    "flow",
+    "observables",
+    "plot",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"otflow.{name}")
+    if name not in _WHERE:
+        raise AttributeError(f"module 'otflow' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"otflow.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if TYPE_CHECKING:
+    import otflow.observables as observables
+    import otflow.plot as plot
+    from otflow.driver import flow
+    from otflow.energies import Energy, Interaction, Potential
+    from otflow.errors import ConvergenceError, FlowError, InputError, OtflowError
+    from otflow.fields import (
+        L2Attention,
+        Layers,
+        MultiHead,
+        Perceptron,
+        SigmoidAttention,
+        SinkhornAttention,
+        SoftmaxAttention,
+        SteepestDescent,
+        UnnormalisedAttention,
+        VelocityField,
+    )
+    from otflow.measures import Gaussian, Grid, Measure, Particles
+    from otflow.metrics import Metric, Twisted, Wasserstein
+    from otflow.noise import BrownianPath, CommonNoise, IndependentNoise, Noise
+    from otflow.spaces import Euclidean, Space, Sphere, Torus
+    from otflow.steppers import RK4, Dopri5, Euler, Heun, Step, Stepper
+    from otflow.tangent import Tangent
+    from otflow.trajectory import Trajectory

@@ -1,0 +1,5 @@
+"""``python -m otflow`` is the program ``otflow``."""
+
+from otflow.cli import main
+
+main()

@@ -1,0 +1,128 @@
+"""Validation at the boundary: what comes in is a finite real tensor, or an error that says why not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from otflow.errors import InputError
+
+FLOATS = (torch.float32, torch.float64)
+
+
+def fail(name: str, value: object, rule: str, remedy: str) -> NoReturn:
+    """Raise the one kind of sentence that otflow uses for wrong input."""
+    raise InputError(f"{name} = {value}: {rule}; {remedy}.")
+
+
+def tensor(value: Any, name: str) -> Tensor:
+    """A real, finite tensor of dtype float32 or float64 out of numpy, torch, or nested lists.
+
+    Integers become float64. Numpy input is copied (so that a later change of the array cannot
+    change a measure, and read-only or memory-mapped arrays are safe); a tensor keeps its graph.
+    """
+    out = value if isinstance(value, Tensor) else _from_numpy(value, name)
+    if out.is_complex():
+        fail(
+            name,
+            f"a tensor of dtype {out.dtype}",
+            "complex numbers have no meaning here",
+            "pass its real part",
+        )
+    if out.dtype in (torch.float16, torch.bfloat16):
+        fail(
+            name,
+            f"a tensor of dtype {out.dtype}",
+            "half precision is too coarse for flows",
+            "convert it to float32 or float64",
+        )
+    if out.layout is not torch.strided:
+        fail(name, f"a tensor of layout {out.layout}", "a dense tensor is needed", "call .to_dense() on it")
+    return finite(out if out.dtype in FLOATS else out.to(torch.float64), name)
+
+
+def _from_numpy(value: Any, name: str) -> Tensor:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InputError(
+            f"{name} is not a rectangular array ({error}); pass rows of equal length."
+        ) from error
+    if array.dtype.kind not in "fiub":
+        fail(
+            name,
+            f"an array of dtype {array.dtype}",
+            "real numbers are needed",
+            "convert it with .astype(float)",
+        )
+    if array.dtype.kind == "f" and array.dtype.itemsize == 2:
+        fail(
+            name, "an array of dtype float16", "half precision is too coarse for flows", "use .astype(float)"
+        )
+    native = np.float32 if array.dtype.kind == "f" and array.dtype.itemsize == 4 else np.float64
+    return torch.from_numpy(np.array(array, dtype=native, order="C", copy=True))
+
+
+def finite(x: Tensor, name: str) -> Tensor:
+    """``x`` itself, or an error that names the first entry that is not finite."""
+    if x.device.type == "meta":
+        fail(name, "a tensor on the meta device", "it holds no numbers", "move it to a real device")
+    bad = ~torch.isfinite(x.detach())
+    if bad.any():
+        index = tuple(int(i) for i in bad.nonzero()[0])
+        fail(
+            f"{name}[{', '.join(map(str, index))}]",
+            x[index].item(),
+            "every entry must be finite",
+            "remove or repair it",
+        )
+    return x
+
+
+def alike(x: Tensor, name: str, reference: Tensor, other: str) -> Tensor:
+    """``x`` itself, or an error if it lives on another device or has another dtype than ``reference``."""
+    if x.device != reference.device:
+        fail(
+            name,
+            f"a tensor on {x.device}",
+            f"{other} is on {reference.device}",
+            f"move one of them with .to({str(reference.device)!r})",
+        )
+    if x.dtype != reference.dtype:
+        kind = str(reference.dtype).removeprefix("torch.")
+        fail(
+            name,
+            f"a tensor of dtype {x.dtype}",
+            f"{other} has dtype {reference.dtype}",
+            f"convert {name} to {kind}",
+        )
+    return x
+
+
+def positive(value: float, name: str) -> float:
+    """A finite number above zero."""
+    if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+        fail(name, repr(value), "a finite number > 0 is needed", f"choose another {name}")
+    return float(value)
+
+
+def probability(w: Tensor, name: str) -> Tensor:
+    """Weights that are >= 0 and sum to one within 1e-6 along the last axis, renormalised."""
+    if (w < 0).any():
+        fail(f"min({name})", w.min().item(), "weights must be >= 0", "remove the negative ones")
+    total = w.sum(-1, keepdim=True)
+    if ((total - 1).abs() > 1e-6).any():
+        worst = total.flatten()[(total - 1).abs().argmax()].item()
+        fail(f"sum({name})", worst, "weights must sum to 1 within 1e-6", f"pass {name} / {name}.sum()")
+    return w / total
+
+
+def number(value: float, name: str) -> float:
+    """A finite real number."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
+        fail(name, repr(value), "a finite number is needed", f"pass a plain number as {name}")
+    return float(value)

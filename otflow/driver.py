@@ -1,0 +1,354 @@
+"""The one verb: a measure, a field and a stepper go in, a trajectory comes out."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from otflow import checks, status
+from otflow.errors import FlowError, StepError
+from otflow.fields import VelocityField
+from otflow.measures import Measure, where
+from otflow.noise import BrownianPath, Noise
+from otflow.schedule import End, schedule
+from otflow.steppers import Memory, Step, Stepper
+from otflow.trajectory import Trajectory
+
+Observables = Mapping[str, Callable[[Measure], Any]]
+Stop = Callable[[Tensor, Measure], Any]
+
+
+def flow(
+    mu0: Measure,
+    field: VelocityField,
+    stepper: Stepper,
+    *,
+    t1: float,
+    dt: float | None = None,
+    t0: float = 0.0,
+    noise: Noise | None = None,
+    observe: Observables | None = None,
+    save_at: Any = None,
+    stop: Stop | None = None,
+    max_steps: int | None = None,
+    max_seconds: float | None = None,
+    progress: bool = False,
+    on_failure: Literal["raise", "return"] = "raise",
+) -> Trajectory:
+    """Solve d/dt mu + div(mu v(t, mu)) = 0 from mu0 at t0 to t1, plus noise if there is any.
+
+    Differentiable in mu0 and in the weights of the field when one of them requires grad.
+
+    Args:
+        mu0: the measure at t0.
+        field: its velocity; steps end exactly where its weights jump.
+        stepper: `Euler()`, `Heun()`, `RK4()` with ``dt``, or the adaptive `Dopri5()` without.
+        t1, dt, t0: final time, step, initial time.
+        noise: an Ito noise, for steppers of fixed step.
+        observe: name -> function of the measure, recorded at the save times.
+        save_at: increasing times to save at (t1 is added); by default every step, or 101 equal times
+            for adaptive steppers. They are hit exactly.
+        stop: ``stop(t, mu)`` -> bool, or one per member of the batch; checked after every step.
+        max_steps, max_seconds: budgets; exceeding one is the status "budget".
+        progress: show a bar.
+        on_failure: "raise" raises `FlowError`, which carries the partial trajectory, when the run fails;
+            "return" returns that trajectory. A blow-up is a result, not a failure.
+
+    >>> import otflow as of
+    >>> mu0 = of.Particles([[1.0, 0.0], [0.0, 1.0]])
+    >>> I = torch.eye(2, dtype=torch.float64)
+    >>> traj = of.flow(mu0, of.SoftmaxAttention(I, I, -I), of.Dopri5(), t1=1.0)
+    >>> traj.status, len(traj)
+    ('ok', 101)
+    """
+    times = _check(mu0, field, stepper, t0, t1, dt, noise, on_failure)
+    ends = schedule(times.t0, times.t1, times.dt, save_at, field.switches, adaptive=stepper.adaptive)
+    limits = Limits(stop, max_steps, None if max_seconds is None else time.monotonic() + max_seconds)
+    with torch.set_grad_enabled(_wants_grad(mu0, field)):
+        path = None if noise is None else noise.bind(mu0)
+        run = _start(mu0, field, stepper, times)
+        log = Recorder(dict(observe or {}))
+        if save_at is None or float(np.asarray(save_at).flat[0]) == times.t0:
+            log.save(times.t0, mu0)
+        with tqdm(total=times.t1 - times.t0, disable=not progress, unit="t") as bar:
+            run = _drive(run, Problem(field, stepper, noise, path), ends, limits, log, bar)
+    return _finish(run, log, on_failure)
+
+
+@dataclass(frozen=True)
+class Times:
+    t0: float
+    t1: float
+    dt: float | None
+
+
+@dataclass(frozen=True)
+class Limits:
+    stop: Stop | None
+    max_steps: int | None
+    deadline: float | None
+
+
+@dataclass(frozen=True)
+class Problem:
+    field: VelocityField
+    stepper: Stepper
+    noise: Noise | None
+    path: BrownianPath | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """The state of a run. t and dt are (*batch,) in adaptive runs, else of shape ()."""
+
+    mu: Measure
+    t: Tensor
+    dt: Tensor
+    codes: Tensor  # (*batch,): status of each member, 0 while it runs
+    ended: Tensor  # (*batch,): time at which a member stopped, NaN while it runs
+    memory: Memory = field(default_factory=Memory)
+    steps: int = 0
+    message: str = ""
+
+    @property
+    def running(self) -> Tensor:
+        return self.codes == 0
+
+
+@dataclass
+class Recorder:
+    """What has been saved so far."""
+
+    observe: Observables
+    ts: list[float] = field(default_factory=list)
+    measures: list[Measure] = field(default_factory=list)
+    observed: dict[str, list[Tensor]] = field(default_factory=dict)
+    worst: dict[str, Tensor] = field(default_factory=dict)
+    certificates: list[dict[str, Tensor]] = field(default_factory=list)
+
+    def save(self, t: float, mu: Measure) -> None:
+        values = {name: torch.as_tensor(f(mu)) for name, f in self.observe.items()}
+        self.ts.append(t)
+        self.measures.append(mu)
+        self.certificates.append(self.worst)
+        self.worst = {}
+        for name, value in values.items():
+            self.observed.setdefault(name, []).append(value)
+
+    def certify(self, step: Step) -> None:
+        for name, value in step.certificate.items():
+            self.worst[name] = torch.maximum(self.worst[name], value) if name in self.worst else value
+
+    def certificate_table(self) -> dict[str, Tensor]:
+        """Worst values between saves; NaN where no step was taken, as at t0."""
+        names = {name for row in self.certificates for name in row}
+        nan = torch.tensor(torch.nan, dtype=torch.float64)
+        return {
+            k: torch.stack(torch.broadcast_tensors(*(row.get(k, nan) for row in self.certificates)))
+            for k in sorted(names)
+        }
+
+
+def _check(
+    mu0: Measure,
+    field: VelocityField,
+    stepper: Stepper,
+    t0: float,
+    t1: float,
+    dt: float | None,
+    noise: Noise | None,
+    on_failure: str,
+) -> Times:
+    for name, value, kind in (
+        ("mu0", mu0, Measure),
+        ("field", field, VelocityField),
+        ("stepper", stepper, Stepper),
+    ):
+        if not isinstance(value, kind):
+            hint = " (call it: RK4())" if isinstance(value, type) else ""
+            checks.fail(
+                name,
+                repr(value),
+                f"a {kind.__name__} is needed{hint}",
+                "flow takes (measure, field, stepper) in this order",
+            )
+    t0, t1 = checks.number(t0, "t0"), checks.number(t1, "t1")
+    if t1 <= t0:
+        checks.fail(
+            "t1",
+            t1,
+            f"time runs forward from t0 = {t0}",
+            "choose t1 > t0; to go back in time, negate the field",
+        )
+    if dt is not None:
+        checks.positive(dt, "dt")
+    elif not stepper.adaptive:
+        checks.fail("dt", None, f"{stepper!r} has a fixed step", "pass dt=..., or use the adaptive Dopri5()")
+    if noise is not None and stepper.adaptive:
+        checks.fail(
+            "stepper",
+            repr(stepper),
+            "noise needs a fixed step",
+            "use Euler() with dt=..., which is Euler-Maruyama",
+        )
+    if on_failure not in ("raise", "return"):
+        checks.fail("on_failure", repr(on_failure), 'it is "raise" or "return"', "choose one")
+    return Times(t0, t1, dt)
+
+
+def _wants_grad(mu0: Measure, field: VelocityField) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    return any(c.requires_grad for c in mu0.coords) or any(p.requires_grad for p in field.parameters())
+
+
+def _start(mu0: Measure, field: VelocityField, stepper: Stepper, times: Times) -> Run:
+    shape = mu0.batch if stepper.adaptive else torch.Size()
+    t = torch.full(shape, times.t0, dtype=torch.float64, device=mu0.device)
+    dt = stepper.first_dt(field, t, mu0) if times.dt is None else torch.full_like(t, times.dt)
+    codes = torch.zeros(mu0.batch, dtype=torch.int64, device=mu0.device)
+    nan = torch.full(mu0.batch, torch.nan, dtype=torch.float64, device=mu0.device)
+    return Run(mu0, t, dt, codes, nan)
+
+
+def _drive(run: Run, problem: Problem, ends: list[End], limits: Limits, log: Recorder, bar: Any) -> Run:
+    """Advance from one forced end to the next, saving on the way; keep everything whatever happens."""
+    box = [run]  # the latest state, also when a step raises
+    try:
+        for end in ends:
+            _advance(box, problem, end.t, limits, log, bar)
+            if not bool(box[0].running.any()):
+                break
+            if end.switch:
+                box[0] = replace(box[0], memory=box[0].memory._replace(first=None))
+            if end.save:
+                log.save(end.t, box[0].mu)
+    except KeyboardInterrupt:
+        warnings.warn(
+            f"flow was interrupted at t = {float(box[0].t.max()):g}; what was computed is kept.", stacklevel=3
+        )
+        return _end(box[0], "stopped", "interrupted from the keyboard")
+    except StepError as error:
+        return _end(box[0], error.status, str(error))
+    except Exception as error:
+        if box[0].steps == 0:
+            raise
+        partial = _trajectory(_end(box[0], "degenerate", f"{type(error).__name__}: {error}"), log)
+        raise FlowError(f"the run broke at t = {float(box[0].t.max()):g}: {error}", partial) from error
+    return box[0]
+
+
+def _advance(box: list[Run], problem: Problem, end: float, limits: Limits, log: Recorder, bar: Any) -> None:
+    """Step until every running member has reached ``end``."""
+    while True:
+        run = box[0]
+        left = torch.where(_like(run.running, run.t), end - run.t, torch.zeros_like(run.t))
+        if not bool((left > 0).any()):
+            return
+        if _exhausted(run, limits):
+            box[0] = _end(
+                run, "budget", f"budget used up at t = {float(run.t.max()):g} after {run.steps} steps"
+            )
+            return
+        box[0] = _step(run, problem, end, left, log)
+        if limits.stop is not None:
+            now = torch.as_tensor(limits.stop(box[0].t, box[0].mu)).to(box[0].codes.device)
+            box[0] = _mark(box[0], status.code("stopped"), now.expand(box[0].codes.shape))
+        bar.update(max(0.0, float(box[0].t.min()) - float(run.t.min())))
+
+
+def _like(running: Tensor, t: Tensor) -> Tensor:
+    """Which clocks still run: one per member in adaptive runs, else a single one for all."""
+    return running if t.ndim else running.any()
+
+
+def _exhausted(run: Run, limits: Limits) -> bool:
+    over = limits.max_steps is not None and run.steps >= limits.max_steps
+    return over or (limits.deadline is not None and time.monotonic() > limits.deadline)
+
+
+def _step(run: Run, problem: Problem, end: float, left: Tensor, log: Recorder) -> Run:
+    """One step of at most ``left``, stretched by a hair to land on ``end``."""
+    clamped = run.dt * (1 + 1e-9) >= left
+    h = torch.where(clamped, left, run.dt)
+    if problem.stepper.adaptive:  # two equal steps rather than a full one and a tiny one
+        h = torch.where(~clamped & (2 * run.dt > left), left / 2, h)
+    step = problem.stepper.step(problem.field, run.t, h, run.mu, run.memory)
+    moved, memory = step.mu, step.memory
+    if problem.noise is not None and problem.path is not None:
+        dW = torch.from_numpy(problem.path.increment(float(run.t), min(float(run.t + h), end))).to(
+            moved.coords[0]
+        )
+        moved, memory = moved.move(problem.noise.increment(run.t, run.mu, dW)), memory._replace(first=None)
+    t = torch.where(clamped & (step.dt > 0), torch.full_like(run.t, end), run.t + step.dt)
+    dt = run.dt
+    if problem.stepper.adaptive:  # a step cut short by a save time says little about the next one
+        dt = torch.where(
+            h > 0,
+            torch.where(clamped & (step.dt > 0), torch.maximum(run.dt, step.dt_next), step.dt_next),
+            run.dt,
+        )
+    log.certify(step)
+    return _accept(run, replace(run, mu=moved, t=t, dt=dt, memory=memory, steps=run.steps + 1), step)
+
+
+def _accept(old: Run, new: Run, step: Step) -> Run:
+    """Keep members that ended before or fail now at their last good state."""
+    blown = ~new.mu.finite()
+    failed = torch.zeros_like(old.codes) if step.failed is None else step.failed.expand(old.codes.shape)
+    codes = torch.where(blown & (failed == 0), status.code("blow_up"), failed)
+    keep = old.running & (codes == 0)
+    mu = where(keep, new.mu, old.mu)
+    t = torch.where(keep, new.t, old.t) if old.t.ndim or not keep.ndim else new.t
+    message = step.message if bool((failed > 0).any()) else old.message
+    return _mark(replace(new, mu=mu, t=t, codes=old.codes, message=message), codes, codes > 0, old.t)
+
+
+def _mark(run: Run, codes: Tensor | int, now: Tensor, t: Tensor | None = None) -> Run:
+    """Give members a status, and note when."""
+    fresh = now & run.running
+    when = (run.t if t is None else t).expand(run.ended.shape)
+    return replace(run, codes=status.merge(run.codes, codes, now), ended=torch.where(fresh, when, run.ended))
+
+
+def _end(run: Run, name: str, message: str) -> Run:
+    marked = _mark(run, status.code(name), torch.ones_like(run.running))
+    return replace(marked, message=message)
+
+
+def _trajectory(run: Run, log: Recorder) -> Trajectory:
+    ended = run.ended[~run.ended.isnan()]
+    if not bool(run.running.any()) and (not log.ts or float(ended.max()) > log.ts[-1]):
+        log.save(float(ended.max()), run.mu)  # the last state, between two save times
+    blown = run.codes == status.code("blow_up")
+    return Trajectory(
+        ts=torch.tensor(log.ts, dtype=torch.float64),
+        measures=tuple(log.measures),
+        observed={name: torch.stack(values) for name, values in log.observed.items()},
+        certificates=log.certificate_table(),
+        status=status.names(run.codes),
+        blow_up_time=torch.where(blown, run.ended, torch.full_like(run.ended, torch.nan)),
+        message=run.message,
+        steps=run.steps,
+    )
+
+
+def _finish(run: Run, log: Recorder, on_failure: str) -> Trajectory:
+    traj = _trajectory(run, log)
+    bad = sorted(set(np.atleast_1d(traj.status).ravel().tolist()) - set(status.HARMLESS))
+    if bad and on_failure == "raise":
+        when = float(run.ended[~run.ended.isnan()].min())
+        raise FlowError(
+            f"status {', '.join(bad)} at t = {when:g}: {run.message or 'see trajectory.status'}. "
+            "The run so far is in the .trajectory of this exception.",
+            traj,
+        )
+    return traj

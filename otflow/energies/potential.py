@@ -1,0 +1,40 @@
+"""External potentials."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from otflow import checks
+from otflow.energies.base import Energy
+from otflow.measures import Measure
+
+
+class Potential(Energy):
+    """F(mu) = int U dmu.
+
+    Args:
+        U: (*batch, n, d) -> (*batch, n), written with torch operations.
+
+    >>> from otflow import Gaussian
+    >>> import numpy as np
+    >>> F = Potential(lambda x: x.square().sum(-1))
+    >>> round(F(Gaussian.from_cov(np.zeros(2), np.diag([4.0, 1.0]))).item(), 10)
+    5.0
+    """
+
+    def __init__(self, U: Callable[[Tensor], Tensor]) -> None:
+        self.U = U
+
+    def __call__(self, mu: Measure) -> Tensor:
+        x, w = mu.nodes()
+        u = self.U(x)
+        if u.shape != w.shape:
+            checks.fail(
+                "U(x).shape",
+                tuple(u.shape),
+                f"U maps points {tuple(x.shape)} to one number each, {tuple(w.shape)}",
+                "sum over the last axis in U",
+            )
+        return (w * u).sum(-1)

@@ -1,0 +1,55 @@
+"""The experiments that `otflow reproduce` knows, in the order in which they run.
+
+The registry holds words only, so that listing the experiments loads none of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+if TYPE_CHECKING:
+    from otflow.experiments.base import Experiment
+
+
+class Entry(NamedTuple):
+    """Where an experiment lives, and what the list of experiments says about it."""
+
+    module: str
+    title: str
+    source: str
+
+
+REGISTRY: dict[str, Entry] = {
+    "attention-flows": Entry(
+        module="otflow.experiments.attention_flows",
+        title="Six kinds of attention move a cloud of tokens",
+        source="Castin, Ablin, Carrillo, Peyré 2025, arXiv 2501.18322",
+    ),
+}
+
+
+def names() -> tuple[str, ...]:
+    """The names of all experiments, in running order.
+
+    >>> "attention-flows" in names()
+    True
+    """
+    return tuple(REGISTRY)
+
+
+def unknown(name: str) -> str:
+    """What to tell somebody who asked for an experiment that does not exist."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, REGISTRY, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"unknown experiment {name!r}.{hint} The experiments are: {', '.join(REGISTRY)}."
+
+
+def load(name: str) -> Experiment:
+    """Import the experiment `name`: a module with a docstring and a function `run`."""
+    from importlib import import_module
+
+    if name not in REGISTRY:
+        raise ValueError(unknown(name))
+    return cast("Experiment", import_module(REGISTRY[name].module))

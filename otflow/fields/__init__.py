@@ -1,0 +1,23 @@
+"""Velocity fields: attention in all its kinds, the feed-forward block, and steepest descent."""
+
+from otflow.fields.attention import L2Attention, SigmoidAttention, SoftmaxAttention, UnnormalisedAttention
+from otflow.fields.base import Carry, VelocityField
+from otflow.fields.descent import SteepestDescent
+from otflow.fields.multihead import MultiHead
+from otflow.fields.perceptron import Perceptron
+from otflow.fields.sinkhorn import SinkhornAttention
+from otflow.fields.weights import Layers
+
+__all__ = [
+    "Carry",
+    "L2Attention",
+    "Layers",
+    "MultiHead",
+    "Perceptron",
+    "SigmoidAttention",
+    "SinkhornAttention",
+    "SoftmaxAttention",
+    "SteepestDescent",
+    "UnnormalisedAttention",
+    "VelocityField",
+]

@@ -1,0 +1,223 @@
+"""Attention as a velocity field: softmax, L2, sigmoid and unnormalised, masked or not.
+
+With A = K^T Q, so that Ax.y = <Qx, Ky>, the law mu of the tokens moves with
+
+    softmax        int Vy exp(Ax.y) dmu(y) / int exp(Ax.y) dmu(y)
+    L2             int Vy exp(-|Qx - Ky|^2) dmu(y) / int exp(-|Qx - Ky|^2) dmu(y)
+    sigmoid        int Vy sigmoid(Ax.y) dmu(y)
+    unnormalised   int Vy exp(Ax.y) dmu(y)
+
+(Castin, Ablin, Carrillo, Peyré 2025, section 2.) With ``causal=True`` the integrals run over the
+tokens with a label up to that of x, ties included; only softmax and L2 renormalise.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from otflow import checks, kernels
+from otflow.fields.base import Carry
+from otflow.fields.tokens import TokenField
+from otflow.fields.weights import apply, weight
+from otflow.measures import Gaussian, Measure, Particles
+from otflow.tangent import Tangent
+
+
+class Weights(NamedTuple):
+    """Q, K, V at one time."""
+
+    Q: Tensor
+    K: Tensor
+    V: Tensor
+
+
+class Attention(TokenField):
+    """Base of all attention fields: holds Q, K, V and checks them against the tokens."""
+
+    def __init__(self, Q: Any, K: Any, V: Any, *, causal: bool = False) -> None:
+        self.Q, self.K, self.V = weight(Q, "Q"), weight(K, "K"), weight(V, "V")
+        self.causal = causal
+        self.switches = tuple(sorted({s for m in (self.Q, self.K, self.V) for s in m.switches}))
+
+    @abstractmethod
+    def attend(
+        self, m: Weights, mu: Particles, points: Tensor, mask: kernels.Mask | None, carry: Carry | None
+    ) -> tuple[Tensor, Carry | None]:
+        """The velocity at ``points``, (*batch, m, d_v)."""
+
+    def affine(self, m: Weights, mu: Gaussian) -> Tangent:
+        """(b, BR) when the field is x -> b + B(x - mean) on this Gaussian."""
+        return super().closure(torch.zeros(()), mu)
+
+    def velocity_at(
+        self, t: Tensor, mu: Particles, points: Tensor, label: Tensor | None, carry: Carry | None
+    ) -> tuple[Tensor, Carry | None]:
+        return self.attend(self.weights(t, mu), mu, points, self._mask(mu, label), carry)
+
+    def closure(self, t: Tensor, mu: Gaussian) -> Tangent:
+        if self.causal:
+            checks.fail(
+                "causal",
+                True,
+                "a Gaussian has no labels, and masked attention would turn it into mixtures",
+                "use causal=False, which is the same if the law does not depend on the label",
+            )
+        return self.affine(self.weights(t, mu), mu)
+
+    def weights(self, t: Tensor, mu: Measure) -> Weights:
+        """Q, K, V at time t, checked against the dimension of mu."""
+        d = mu.coords[0].shape[-1]
+        m = Weights(
+            *(
+                checks.alike(f(t), name, mu.coords[0], "the measure")
+                for name, f in zip("QKV", (self.Q, self.K, self.V), strict=True)
+            )
+        )
+        for name, a in zip("QKV", m, strict=True):
+            if a.ndim < 2 or a.shape[-1] != d:
+                checks.fail(
+                    f"{name}.shape", tuple(a.shape), f"tokens have dimension {d}", f"{name} needs {d} columns"
+                )
+        if m.Q.shape[-2] != m.K.shape[-2] or m.Q.shape[-2] > d:
+            checks.fail(
+                "Q.shape, K.shape",
+                (tuple(m.Q.shape), tuple(m.K.shape)),
+                f"both are (k, d) with one k <= d = {d}",
+                "only A = K^T Q matters: a thin factorisation of it always exists",
+            )
+        return m
+
+    def _mask(self, mu: Particles, label: Tensor | None) -> kernels.Mask | None:
+        if not self.causal:
+            return None
+        if mu.label is None:
+            checks.fail(
+                "label",
+                None,
+                "causal attention needs to know the order of the tokens",
+                "pass Particles(x, label=torch.arange(n) / n)",
+            )
+        if label is None:
+            checks.fail(
+                "label",
+                None,
+                "causal attention at other points needs a label for each",
+                "pass field.at(t, mu, points, label=...)",
+            )
+        return label, mu.label
+
+    def parameters(self) -> Iterator[Tensor]:
+        zero = torch.zeros((), dtype=torch.float64)
+        return (f(zero) for f in (self.Q, self.K, self.V))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'causal=True' if self.causal else ''})"
+
+
+def log_weights(mu: Particles) -> Tensor | None:
+    """log w, or None when the weights are uniform (softmax does not see a constant)."""
+    return None if mu.weights is None else mu.weights.log()
+
+
+class SoftmaxAttention(Attention):
+    """int Vy exp(Ax.y) dmu(y) / int exp(Ax.y) dmu(y), A = K^T Q.
+
+    Args:
+        Q, K: (k, d) with k <= d; V: (d, d). Each a tensor (batch axes in front allowed), `Layers`, or a
+            callable of t.
+        causal: a token sees the labels up to its own.
+
+    >>> import otflow as of
+    >>> mu = of.Particles([[0.0], [1.0]])
+    >>> of.SoftmaxAttention([[0.0]], [[0.0]], [[1.0]])(0.0, mu)[0].flatten()
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+
+    On a Gaussian the field is affine, x -> V(m + S A x) with covariance S (Castin et al. 2025, Prop. 4.2).
+    """
+
+    def attend(
+        self, m: Weights, mu: Particles, points: Tensor, mask: kernels.Mask | None, carry: Carry | None
+    ) -> tuple[Tensor, Carry | None]:
+        out, _ = kernels.attend(
+            apply(m.Q, points), centred_keys(m, mu), apply(m.V, mu.x), log_weights(mu), mask
+        )
+        return out, None
+
+    def affine(self, m: Weights, mu: Gaussian) -> Tangent:
+        QR, KR = m.Q @ mu.root, m.K @ mu.root
+        tilt = mu.root @ (KR.mT @ (m.Q @ mu.mean[..., None]))
+        return Tangent([(m.V @ (mu.mean[..., None] + tilt))[..., 0], m.V @ mu.root @ (KR.mT @ QR)])
+
+
+class L2Attention(Attention):
+    """int Vy exp(-|Qx - Ky|^2) dmu(y) / int exp(-|Qx - Ky|^2) dmu(y) (Kim, Papamakarios, Mnih 2021; no 1/2).
+
+    >>> import otflow as of
+    >>> mu = of.Particles([[0.0], [9.0]])
+    >>> of.L2Attention([[1.0]], [[1.0]], [[1.0]])(0.0, mu)[0].flatten().round(decimals=6)
+    tensor([0., 9.], dtype=torch.float64)
+
+    On a Gaussian: x -> V P (2 A x + S^-1 m) with P = S (I + 2 K^T K S)^-1 (Prop. 4.4 of Castin et al. 2025).
+    """
+
+    def attend(
+        self, m: Weights, mu: Particles, points: Tensor, mask: kernels.Mask | None, carry: Carry | None
+    ) -> tuple[Tensor, Carry | None]:
+        keys = apply(m.K, mu.x)
+        centre = keys.mean(
+            -2, keepdim=True
+        )  # -|q - k|^2 = 2 q.k - |k|^2 + const loses digits far from the origin
+        q, k = apply(m.Q, points) - centre, keys - centre
+        bias, logw = -k.square().sum(-1), log_weights(mu)
+        out, _ = kernels.attend(2 * q, k, apply(m.V, mu.x), bias if logw is None else bias + logw, mask)
+        return out, None
+
+    def affine(self, m: Weights, mu: Gaussian) -> Tangent:
+        R, QR, KR = mu.root, m.Q @ mu.root, m.K @ mu.root
+        gram = torch.eye(R.shape[-1], dtype=R.dtype, device=R.device) + 2 * KR.mT @ KR
+        shift = KR.mT @ ((m.Q - m.K) @ mu.mean[..., None])  # E[y | x = m] = m + 2 R gram^-1 shift
+        move = 2 * m.V @ R
+        mean = m.V @ mu.mean[..., None] + move @ torch.linalg.solve(gram, shift)
+        return Tangent([mean[..., 0], move @ torch.linalg.solve(gram, KR.mT @ QR)])
+
+
+class UnnormalisedAttention(Attention):
+    """int Vy exp(Ax.y) dmu(y): no softmax ("USA" on the sphere), and blow-up in finite time is possible.
+
+    >>> import otflow as of
+    >>> mu = of.Particles([[1.0]])
+    >>> of.UnnormalisedAttention([[1.0]], [[1.0]], [[1.0]])(0.0, mu)[0]
+    tensor([[2.7183]], dtype=torch.float64)
+    """
+
+    def attend(
+        self, m: Weights, mu: Particles, points: Tensor, mask: kernels.Mask | None, carry: Carry | None
+    ) -> tuple[Tensor, Carry | None]:
+        out, lse = kernels.attend(apply(m.Q, points), apply(m.K, mu.x), apply(m.V, mu.x), mu.w.log(), mask)
+        return torch.exp(lse)[..., None] * out, None
+
+
+class SigmoidAttention(Attention):
+    """int Vy sigmoid(Ax.y) dmu(y).
+
+    >>> import otflow as of
+    >>> mu = of.Particles([[0.0], [2.0]])
+    >>> of.SigmoidAttention([[0.0]], [[0.0]], [[1.0]])(0.0, mu)[0].flatten()
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+
+    def attend(
+        self, m: Weights, mu: Particles, points: Tensor, mask: kernels.Mask | None, carry: Carry | None
+    ) -> tuple[Tensor, Carry | None]:
+        values = apply(m.V, mu.x) * mu.w[..., None]
+        return kernels.sigmoid_sum(apply(m.Q, points), apply(m.K, mu.x), values, mask), None
+
+
+def centred_keys(m: Weights, mu: Particles) -> Tensor:
+    """K(y - mean): a shift of all keys changes softmax by nothing and saves digits far from the origin."""
+    return apply(m.K, mu.x - mu.x.mean(-2, keepdim=True))

@@ -1,0 +1,163 @@
+"""Velocity fields v(t, mu), their sums, and their derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+
+from otflow import checks
+from otflow.errors import ConvergenceError
+from otflow.measures import Measure
+from otflow.tangent import Tangent
+
+
+@dataclass(frozen=True)
+class Carry:
+    """What an evaluation leaves for the next one: a warm start, and how well its inner solver did.
+
+    ``residual`` is the worst marginal error (or the like) of this evaluation, ``failed`` says which
+    members of the batch missed their tolerance; ``parts`` are the carries of a sum.
+    """
+
+    state: Any = None
+    residual: float = 0.0
+    failed: Tensor | None = None
+    message: str = ""
+    parts: tuple[Carry | None, ...] = ()
+
+
+class VelocityField:
+    """v(t, mu): the velocity with which mu moves, d/dt mu + div(mu v) = 0.
+
+    To write your own, give `velocity`; fields with inner solvers give `evaluate` instead, which hands
+    a warm start on. Fields add, and scale by numbers.
+
+    >>> import otflow as of
+    >>> class Pull(of.VelocityField):
+    ...     def velocity(self, t, mu):
+    ...         return -1.0 * mu.coords
+    >>> mu = of.Particles([[2.0]])
+    >>> (Pull() + 0.5 * Pull())(0.0, mu)[0].item()
+    -3.0
+    """
+
+    switches: tuple[float, ...] = ()
+
+    def velocity(self, t: Tensor, mu: Measure) -> Tangent:
+        """The velocity, when no warm start is of use."""
+        raise TypeError(f"{type(self).__name__} must define velocity(t, mu) or evaluate(t, mu, carry).")
+
+    def evaluate(self, t: Tensor, mu: Measure, carry: Carry | None = None) -> tuple[Tangent, Carry | None]:
+        """The velocity and what to remember for the next one; a missed tolerance is noted, not raised."""
+        return self.velocity(t, mu), None
+
+    def __call__(self, t: float | Tensor, mu: Measure) -> Tangent:
+        """The velocity; raises `ConvergenceError`, which carries it, if an inner solver failed."""
+        v, carry = self.evaluate(as_time(t, mu), mu)
+        self.insist(carry, v)
+        return v
+
+    @staticmethod
+    def insist(carry: Carry | None, result: Any) -> None:
+        """Raise unless every inner solver reached its tolerance."""
+        if carry is not None and carry.failed is not None and bool(carry.failed.any()):
+            raise ConvergenceError(
+                f"{carry.message}; raise max_iter, relax tol, or take the velocity from field.evaluate.",
+                result,
+            )
+
+    def at(self, t: float | Tensor, mu: Measure, points: Any, label: Any = None) -> Tensor:
+        """The same velocity at other points (*batch, m, d), which the field does not feel."""
+        checks.fail(
+            "field",
+            type(self).__name__,
+            "it is not defined off the tokens",
+            "evaluate it on a measure with field(t, mu)",
+        )
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Tensors that a flow may be differentiated in."""
+        return iter(())
+
+    def jvp(self, t: float | Tensor, mu: Measure, u: Tangent) -> Tangent:
+        """The derivative of the velocity in the direction u of the coordinates (the measure moves along).
+
+        Forward-mode differentiation through kernels whose derivatives are streamed closed forms: O(n) memory.
+        """
+        with forward_ad.dual_level():
+            dual = mu.at(mu.coords.zip(u, forward_ad.make_dual))
+            v, _ = self.evaluate(as_time(t, mu), dual)
+            parts = [forward_ad.unpack_dual(piece) for piece in v]
+            return Tangent(p.primal * 0 if p.tangent is None else p.tangent.clone() for p in parts)
+
+    def vjp(self, t: float | Tensor, mu: Measure, c: Tangent) -> Tangent:
+        """The transpose of `jvp`: the derivative of <c, v> with respect to the coordinates."""
+        with torch.enable_grad():
+            coords = [p.detach().requires_grad_() for p in mu.coords]
+            v, _ = self.evaluate(as_time(t, mu), mu.at(coords))
+            value = torch.stack([(a * b).sum() for a, b in zip(v, c, strict=True)]).sum()
+        if not value.requires_grad:
+            return Tangent(torch.zeros_like(p) for p in coords)
+        grads = torch.autograd.grad(value, coords, allow_unused=True)
+        return Tangent(torch.zeros_like(p) if g is None else g for g, p in zip(grads, coords, strict=True))
+
+    def __add__(self, other: VelocityField) -> VelocityField:
+        return SumField((self, other), (1.0, 1.0)) if isinstance(other, VelocityField) else NotImplemented
+
+    def __sub__(self, other: VelocityField) -> VelocityField:
+        return SumField((self, other), (1.0, -1.0)) if isinstance(other, VelocityField) else NotImplemented
+
+    def __mul__(self, c: float) -> VelocityField:
+        return SumField((self,), (checks.number(c, "factor"),))
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> VelocityField:
+        return SumField((self,), (-1.0,))
+
+
+class SumField(VelocityField):
+    """A linear combination of fields: attention + perceptron is a Transformer block."""
+
+    def __init__(self, terms: Sequence[VelocityField], factors: Sequence[float]) -> None:
+        self.terms, self.factors = tuple(terms), tuple(factors)
+        self.switches = merged_switches(self.terms)
+
+    def evaluate(self, t: Tensor, mu: Measure, carry: Carry | None = None) -> tuple[Tangent, Carry | None]:
+        old = carry.parts if carry else (None,) * len(self.terms)
+        pairs = [term.evaluate(t, mu, c) for term, c in zip(self.terms, old, strict=True)]
+        first, *rest = (f * v for f, (v, _) in zip(self.factors, pairs, strict=True))
+        return sum(rest, start=first), joint_carry([c for _, c in pairs])
+
+    def at(self, t: float | Tensor, mu: Measure, points: Any, label: Any = None) -> Tensor:
+        values = [f * term.at(t, mu, points, label) for f, term in zip(self.factors, self.terms, strict=True)]
+        return torch.stack(values).sum(0)
+
+    def parameters(self) -> Iterator[Tensor]:
+        return (p for term in self.terms for p in term.parameters())
+
+
+def merged_switches(fields: Sequence[VelocityField]) -> tuple[float, ...]:
+    """The times at which any of the fields jumps."""
+    return tuple(sorted({s for f in fields for s in f.switches}))
+
+
+def joint_carry(parts: Sequence[Carry | None]) -> Carry | None:
+    """One carry for several fields: the worst residual, any failure, the first message."""
+    real = [p for p in parts if p is not None]
+    if not real:
+        return None
+    failed = [p.failed for p in real if p.failed is not None]
+    bad = torch.stack(torch.broadcast_tensors(*failed)).any(0) if failed else None
+    message = next((p.message for p in real if p.message), "")
+    return Carry(residual=max(p.residual for p in real), failed=bad, message=message, parts=tuple(parts))
+
+
+def as_time(t: float | Tensor, mu: Measure) -> Tensor:
+    """Time as a float64 tensor next to mu."""
+    return torch.as_tensor(t, dtype=torch.float64, device=mu.device)

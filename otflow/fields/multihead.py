@@ -1,0 +1,96 @@
+"""Several heads, mixed and summed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otflow import checks
+from otflow.fields.attention import Attention
+from otflow.fields.base import Carry, joint_carry, merged_switches
+from otflow.fields.tokens import TokenField
+from otflow.fields.weights import apply, weight
+from otflow.measures import Gaussian, Measure, Particles
+from otflow.tangent import Tangent
+
+
+class MultiHead(TokenField):
+    """sum_h W_h Gamma^h_mu(x): heads of any kind, mapped back by the mixing matrices.
+
+    Args:
+        heads: attention fields; V_h may be (d_v, d) with d_v < d.
+        mix: one W_h of shape (d, d_v) per head (tensor, `Layers` or callable); None means the plain
+            sum, for which every V_h is (d, d).
+
+    >>> import otflow as of
+    >>> mu = of.Particles([[0.0, 1.0], [1.0, 0.0]])
+    >>> I, O = torch.eye(2).double(), torch.zeros(1, 2).double()
+    >>> heads = [of.SoftmaxAttention(O, O, I[:1]), of.SoftmaxAttention(O, O, I[1:])]
+    >>> of.MultiHead(heads, mix=[I[:, :1], I[:, 1:]])(0.0, mu)[0][0]
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+
+    def __init__(self, heads: Sequence[Attention], mix: Sequence[Any] | None = None) -> None:
+        self.heads = tuple(heads)
+        if not self.heads or not all(isinstance(h, Attention) for h in self.heads):
+            checks.fail(
+                "heads",
+                [type(h).__name__ for h in self.heads],
+                "at least one attention field is needed",
+                "pass a list such as [SoftmaxAttention(Q, K, V), ...]",
+            )
+        if mix is not None and len(mix) != len(self.heads):
+            checks.fail(
+                "len(mix)", len(mix), f"one matrix per head is needed, {len(self.heads)}", "add or drop some"
+            )
+        self.mix = None if mix is None else tuple(weight(w, f"mix[{h}]") for h, w in enumerate(mix))
+        jumps = set(merged_switches(self.heads)).union(*(w.switches for w in self.mix or ()))
+        self.switches = tuple(sorted(jumps))
+
+    def velocity_at(
+        self, t: Tensor, mu: Particles, points: Tensor, label: Tensor | None, carry: Carry | None
+    ) -> tuple[Tensor, Carry | None]:
+        old = carry.parts if carry else (None,) * len(self.heads)
+        pairs = [head.velocity_at(t, mu, points, label, c) for head, c in zip(self.heads, old, strict=True)]
+        first, *rest = (self._mixed(h, v, t, mu) for h, (v, _) in enumerate(pairs))
+        return sum(rest, start=first), joint_carry([c for _, c in pairs])
+
+    def closure(self, t: Tensor, mu: Gaussian) -> Tangent:
+        parts = [head.closure(t, mu) for head in self.heads]
+        first, *rest = (
+            Tangent([self._mixed(h, b[..., None, :], t, mu)[..., 0, :], self._mixed(h, r.mT, t, mu).mT])
+            for h, (b, r) in enumerate(parts)
+        )
+        return sum(rest, start=first)
+
+    def _mixed(self, h: int, v: Tensor, t: Tensor, mu: Measure) -> Tensor:
+        """W_h v for rows v, (*batch, n, d_v) -> (*batch, n, d)."""
+        d = mu.coords[0].shape[-1]
+        out = v if self.mix is None else apply(_fits(self.mix[h](t), v, h, mu), v)
+        if out.shape[-1] != d:
+            checks.fail(
+                f"values of head {h}",
+                f"dimension {out.shape[-1]}",
+                f"tokens have dimension {d}",
+                "pass mix=[W_1, ...] with W_h of shape (d, d_v)",
+            )
+        return out
+
+    def parameters(self) -> Iterator[Tensor]:
+        zero = torch.zeros((), dtype=torch.float64)
+        yield from (p for head in self.heads for p in head.parameters())
+        yield from (w(zero) for w in self.mix or ())
+
+
+def _fits(w: Tensor, v: Tensor, h: int, mu: Measure) -> Tensor:
+    if w.shape[-1] != v.shape[-1]:
+        checks.fail(
+            f"mix[{h}].shape",
+            tuple(w.shape),
+            f"head {h} has values in dimension {v.shape[-1]}",
+            "W_h needs the shape (d, d_v)",
+        )
+    return checks.alike(w, f"mix[{h}]", mu.coords[0], "the measure")

@@ -1,0 +1,59 @@
+"""The feed-forward block of a Transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otflow import checks
+from otflow.fields.base import Carry
+from otflow.fields.tokens import TokenField
+from otflow.fields.weights import apply, weight
+from otflow.measures import Particles
+
+
+class Perceptron(TokenField):
+    """x -> W act(U x + b), the same for every token.
+
+    Args:
+        W: (d, m); U: (m, d); b: (m,) or None. Each a tensor, `Layers`, or a callable of t.
+        activation: elementwise, in torch operations.
+
+    >>> import otflow as of
+    >>> field = of.Perceptron(W=[[1.0]], U=[[2.0]], b=[-1.0])
+    >>> field(0.0, of.Particles([[0.0], [3.0]]))[0].flatten()
+    tensor([0., 5.], dtype=torch.float64)
+    """
+
+    def __init__(
+        self, W: Any, U: Any, b: Any = None, activation: Callable[[Tensor], Tensor] = torch.relu
+    ) -> None:
+        self.W, self.U = weight(W, "W"), weight(U, "U")
+        self.b = None if b is None else weight(b, "b", ndim=1)
+        self.activation = activation
+        self.switches = tuple(
+            sorted({s for m in (self.W, self.U, self.b) if m is not None for s in m.switches})
+        )
+
+    def velocity_at(
+        self, t: Tensor, mu: Particles, points: Tensor, label: Tensor | None, carry: Carry | None
+    ) -> tuple[Tensor, Carry | None]:
+        W, U = (checks.alike(f(t), name, mu.x, "the measure") for name, f in (("W", self.W), ("U", self.U)))
+        if U.shape[-1] != mu.d or W.shape[-2:] != U.mT.shape[-2:]:
+            checks.fail(
+                "W.shape, U.shape",
+                (tuple(W.shape), tuple(U.shape)),
+                f"(d, m) and (m, d) with d = {mu.d}",
+                "transpose or resize them",
+            )
+        z = apply(U, points)
+        if self.b is not None:
+            z = z + checks.alike(self.b(t), "b", mu.x, "the measure")[..., None, :]
+        return apply(W, self.activation(z)), None
+
+    def parameters(self) -> Iterator[Tensor]:
+        zero = torch.zeros((), dtype=torch.float64)
+        return (f(zero) for f in (self.W, self.U, self.b) if f is not None)

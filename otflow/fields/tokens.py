@@ -1,0 +1,85 @@
+"""Fields that give every token a velocity, on the cloud and off it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import singledispatch
+from typing import Any
+
+from torch import Tensor
+
+from otflow import checks
+from otflow.fields.base import Carry, VelocityField, as_time
+from otflow.measures import Gaussian, Measure, Particles
+from otflow.tangent import Tangent
+
+
+class TokenField(VelocityField):
+    """A field x -> v(t, mu, x), given by its values at any points; some are affine on Gaussians."""
+
+    @abstractmethod
+    def velocity_at(
+        self, t: Tensor, mu: Particles, points: Tensor, label: Tensor | None, carry: Carry | None
+    ) -> tuple[Tensor, Carry | None]:
+        """Values at ``points`` (*batch, m, d), before projection to the space."""
+
+    def closure(self, t: Tensor, mu: Gaussian) -> Tangent:
+        """(b, BR) when the field is the affine x -> b + B(x - mean) on the Gaussian mu."""
+        checks.fail(
+            "mu", repr(mu), f"{type(self).__name__} does not keep Gaussians Gaussian", "use Particles"
+        )
+
+    def evaluate(self, t: Tensor, mu: Measure, carry: Carry | None = None) -> tuple[Tangent, Carry | None]:
+        return evaluate(mu, self, t, carry)
+
+    def at(self, t: float | Tensor, mu: Measure, points: Any, label: Any = None) -> Tensor:
+        if not isinstance(mu, Particles):
+            checks.fail("mu", repr(mu), "velocities at other points need a cloud of tokens", "use Particles")
+        points = checks.alike(checks.tensor(points, "points"), "points", mu.x, "the measure")
+        if points.ndim < 2 or points.shape[-1] != mu.d:
+            checks.fail(
+                "points.shape", tuple(points.shape), f"(*batch, m, {mu.d}) is needed", "reshape points"
+            )
+        if label is not None:
+            label = _labels(checks.tensor(label, "label"), points)
+        v, carry = self.velocity_at(as_time(t, mu), mu, points, label, None)
+        self.insist(carry, v)
+        return mu.space.tangent(points, v)
+
+
+@singledispatch
+def evaluate(mu: Measure, field: TokenField, t: Tensor, carry: Carry | None) -> tuple[Tangent, Carry | None]:
+    """The velocity of a token field on each kind of measure."""
+    checks.fail(
+        "mu", repr(mu), f"{type(field).__name__} moves Particles and Gaussians", "use Particles(*mu.nodes())"
+    )
+
+
+@evaluate.register(Particles)
+def _(mu: Particles, field: TokenField, t: Tensor, carry: Carry | None) -> tuple[Tangent, Carry | None]:
+    v, carry = field.velocity_at(t, mu, mu.x, mu.label, carry)
+    if v.shape[-1] != mu.d:
+        checks.fail(
+            "V.shape",
+            f"({v.shape[-1]}, {mu.d})",
+            f"a field of its own needs values in dimension {mu.d}",
+            "put the head into MultiHead(heads, mix=...), which maps it back",
+        )
+    return mu.tangent(Tangent([v.expand(mu.x.shape)])), carry
+
+
+@evaluate.register(Gaussian)
+def _(mu: Gaussian, field: TokenField, t: Tensor, carry: Carry | None) -> tuple[Tangent, Carry | None]:
+    return field.closure(t, mu).zip(mu.coords, lambda v, c: v.expand(c.shape)), None
+
+
+def _labels(label: Tensor, points: Tensor) -> Tensor:
+    try:
+        return label.to(points.dtype).expand(points.shape[:-1])
+    except RuntimeError:
+        checks.fail(
+            "label.shape",
+            tuple(label.shape),
+            f"one label per point is needed, {tuple(points.shape[:-1])}",
+            "reshape label",
+        )

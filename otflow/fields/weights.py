@@ -1,0 +1,111 @@
+"""Weights of a Transformer as functions of depth: constant, piecewise constant, or any callable."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otflow import checks
+
+
+class Weight(ABC):
+    """A matrix (or vector) that may depend on time."""
+
+    switches: tuple[float, ...] = ()
+
+    @abstractmethod
+    def __call__(self, t: Tensor) -> Tensor:
+        """The value at time t, with the axes of t in front if it varies."""
+
+
+class Constant(Weight):
+    """A weight that every layer shares."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def __call__(self, t: Tensor) -> Tensor:
+        return self.value
+
+
+class Varying(Weight):
+    """A user's function of time; t is a tensor, of shape () or (*batch,) in adaptive batched runs."""
+
+    def __init__(self, f: Callable[[Tensor], Any], name: str) -> None:
+        self.f, self.name = f, name
+
+    def __call__(self, t: Tensor) -> Tensor:
+        value = self.f(t)
+        return value if isinstance(value, Tensor) else checks.tensor(value, f"{self.name}(t)")
+
+
+class Layers(Weight):
+    """Piecewise constant weights: ``values[l]`` is used for edges[l] <= t < edges[l+1].
+
+    Before the first edge and after the last one, the first and last values go on. A flow ends a step
+    at each inner edge, so that no step straddles a jump.
+
+    Args:
+        values: (L, ...), one entry per layer.
+        edges: L + 1 increasing times; ``dt`` times 0..L if left out.
+        dt: duration of a layer when ``edges`` is left out.
+
+    >>> import torch
+    >>> Q = Layers(torch.stack([torch.eye(2), 2 * torch.eye(2)]))
+    >>> Q(torch.tensor(0.5))[0, 0].item(), Q(torch.tensor(1.0))[0, 0].item(), Q.switches
+    (1.0, 2.0, (1.0,))
+    """
+
+    def __init__(self, values: Any, edges: Any = None, *, dt: float = 1.0) -> None:
+        self.values = checks.tensor(values, "values")
+        if self.values.ndim < 1 or not len(self.values):
+            checks.fail(
+                "values.shape",
+                tuple(self.values.shape),
+                "one entry per layer is needed, (L, ...)",
+                "stack the layers along the first axis",
+            )
+        times = (
+            checks.positive(dt, "dt") * torch.arange(len(self.values) + 1.0)
+            if edges is None
+            else checks.tensor(edges, "edges")
+        )
+        self.edges = times.to(dtype=torch.float64, device=self.values.device)
+        if self.edges.shape != (len(self.values) + 1,) or bool((torch.diff(self.edges) <= 0).any()):
+            checks.fail(
+                "edges",
+                self.edges.tolist(),
+                f"{len(self.values) + 1} increasing times are needed for {len(self.values)} layers",
+                "pass one more edge than layers",
+            )
+        self.switches = tuple(self.edges[1:-1].tolist())
+
+    def __call__(self, t: Tensor) -> Tensor:
+        return self.values[torch.searchsorted(self.edges[1:-1].contiguous(), t.to(self.edges), right=True)]
+
+
+def weight(value: Any, name: str, ndim: int = 2) -> Weight:
+    """Any of the three kinds, from what a user passes as Q, K, V, ..."""
+    if isinstance(value, Weight):
+        return value
+    if callable(value) and not isinstance(value, Tensor):
+        return Varying(value, name)
+    value = checks.tensor(value, name)
+    if value.ndim < ndim or 0 in value.shape:
+        kind = "a matrix" if ndim == 2 else "a vector"
+        checks.fail(
+            f"{name}.shape",
+            tuple(value.shape),
+            f"{kind} is needed, with batch axes in front if any",
+            f"reshape {name}",
+        )
+    return Constant(value)
+
+
+def apply(matrix: Tensor, x: Tensor) -> Tensor:
+    """M x_i for every token, (*batch, n, d) -> (*batch, n, k)."""
+    return x @ matrix.mT

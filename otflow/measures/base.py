@@ -1,0 +1,82 @@
+"""What a measure has to offer so that fields, metrics and steppers need not know which one it is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from otflow.tangent import Tangent, align
+
+
+class Measure(ABC):
+    """A probability measure given by finitely many numbers, its coordinates.
+
+    Coordinates are moved by tangents, u -> (id + u)_# mu. Everything that depends on the
+    representation is one of the methods below; ``*batch`` leads every shape.
+    """
+
+    @property
+    @abstractmethod
+    def coords(self) -> Tangent:
+        """The numbers that change along a flow."""
+
+    @property
+    @abstractmethod
+    def batch(self) -> torch.Size:
+        """Shape of the leading axes, which hold independent problems."""
+
+    @abstractmethod
+    def at(self, coords: Sequence[Tensor]) -> Self:
+        """The same measure with other coordinates (unchecked; extra leading axes are welcome)."""
+
+    @abstractmethod
+    def nodes(self) -> tuple[Tensor, Tensor]:
+        """Quadrature: points (*batch, n, d) and weights (*batch, n), differentiable in the coordinates."""
+
+    @abstractmethod
+    def inner(self, u: Tangent, v: Tangent) -> Tensor:
+        """The inner product of L2(mu), shape (*batch,)."""
+
+    @abstractmethod
+    def sharp(self, covector: Tangent) -> Tangent:
+        """The Riesz map: the tangent g with inner(g, u) = <covector, u> for all tangents u.
+
+        ``covector`` is the derivative of a function with respect to the coordinates.
+        """
+
+    @abstractmethod
+    def move(self, u: Tangent) -> Self:
+        """(id + u)_# mu, staying on the space."""
+
+    def tangent(self, u: Tangent) -> Tangent:
+        """The part of ``u`` that is tangent to the space."""
+        return u
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.coords[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.coords[0].device
+
+    def finite(self) -> Tensor:
+        """Which members of the batch have finite coordinates, shape (*batch,)."""
+        ok = [torch.isfinite(c.detach()).reshape(*self.batch, -1).all(-1) for c in self.coords]
+        return torch.stack(ok).all(0)
+
+
+def where(condition: Tensor, mu: Measure, nu: Measure) -> Measure:
+    """Members of ``mu`` where the condition (*batch,) holds, of ``nu`` elsewhere."""
+    if bool(condition.all()):
+        return mu
+    return mu.at(mu.coords.zip(nu.coords, lambda a, b: torch.where(align(condition, a), a, b)))
+
+
+def total(u: Tensor, batch: torch.Size) -> Tensor:
+    """The sum over all axes but the leading ``batch`` ones."""
+    return u.reshape(*batch, -1).sum(-1)

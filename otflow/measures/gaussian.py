@@ -1,0 +1,175 @@
+"""Gaussians, held by their mean and a root of their covariance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from otflow import checks
+from otflow.linalg import sqrtm
+from otflow.measures.base import Measure, total
+from otflow.tangent import Tangent
+
+HERMITE = {1: 32, 2: 24, 3: 12}  # nodes per axis; beyond three axes a cubature of degree five
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian(Measure):
+    """N(m, R R^T), with mean m and root R.
+
+    A root rather than a covariance: positive semidefinite by construction, harmless when the rank
+    collapses, autograd on it is the Bures-Wasserstein gradient, and an explicit step (I + hB) R is a
+    residual layer acting on the law. Roots R and R O (O orthogonal) mean the same measure.
+
+    Args:
+        mean: (*batch, d).
+        root: (*batch, d, r), any r >= 1.
+
+    >>> import numpy as np
+    >>> g = Gaussian.from_cov(np.zeros(2), np.diag([4.0, 1.0]))
+    >>> g.cov
+    tensor([[4., 0.],
+            [0., 1.]], dtype=torch.float64)
+    """
+
+    mean: Tensor
+    root: Tensor
+
+    def __init__(self, mean: Any, root: Any) -> None:
+        mean = checks.tensor(mean, "mean")
+        root = checks.alike(checks.tensor(root, "root"), "root", mean, "mean")
+        if mean.ndim < 1 or root.ndim < 2 or 0 in root.shape or root.shape[-2] != mean.shape[-1]:
+            checks.fail(
+                "root.shape",
+                tuple(root.shape),
+                f"(*batch, d, r) is needed, mean has shape {tuple(mean.shape)}",
+                "let root have one row per coordinate of the mean",
+            )
+        batch = _common(mean, root)
+        self._set(mean.expand(*batch, mean.shape[-1]), root.expand(*batch, *root.shape[-2:]))
+
+    def _set(self, mean: Tensor, root: Tensor) -> None:
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "root", root)
+
+    @classmethod
+    def from_cov(cls, mean: Any, cov: Any, *, tol: float = 1e-10) -> Self:
+        """The Gaussian with this covariance, which may be singular.
+
+        Eigenvalues down to -tol times the largest one are taken for rounding and set to zero.
+        """
+        cov = checks.tensor(cov, "cov")
+        if cov.ndim < 2 or cov.shape[-1] != cov.shape[-2] or 0 in cov.shape:
+            checks.fail(
+                "cov.shape",
+                tuple(cov.shape),
+                "a covariance has shape (*batch, d, d), d >= 1",
+                "pass a square matrix",
+            )
+        return cls(mean, _root(cov, tol))
+
+    @property
+    def cov(self) -> Tensor:
+        """The covariance R R^T, (*batch, d, d)."""
+        return self.root @ self.root.mT
+
+    @property
+    def coords(self) -> Tangent:
+        return Tangent([self.mean, self.root])
+
+    @property
+    def batch(self) -> torch.Size:
+        return self.mean.shape[:-1]
+
+    @property
+    def d(self) -> int:
+        """Dimension of the space."""
+        return self.mean.shape[-1]
+
+    def at(self, coords: Sequence[Tensor]) -> Self:
+        other = object.__new__(type(self))
+        other._set(*coords)
+        return other
+
+    def nodes(self) -> tuple[Tensor, Tensor]:
+        """m + R z_q with Gauss-Hermite nodes up to r = 3, else Stroud's cubature of degree five."""
+        arrays = _standard_nodes(self.root.shape[-1])
+        z, w = (torch.as_tensor(a, dtype=self.dtype, device=self.device) for a in arrays)
+        return self.mean[..., None, :] + z @ self.root.mT, w.expand(*self.batch, len(w))
+
+    def inner(self, u: Tangent, v: Tangent) -> Tensor:
+        # An affine field b + B(x - m) moves the root by BR, and E|B(x - m)|^2 = |BR|^2.
+        return total(u[0] * v[0], self.batch) + total(u[1] * v[1], self.batch)
+
+    def sharp(self, covector: Tangent) -> Tangent:
+        return covector
+
+    def move(self, u: Tangent) -> Self:
+        return self.at([self.mean + u[0], self.root + u[1]])
+
+    def __repr__(self) -> str:
+        batch = f", batch={tuple(self.batch)}" if self.batch else ""
+        return f"Gaussian(d={self.d}{batch})"
+
+
+def _common(mean: Tensor, root: Tensor) -> torch.Size:
+    try:
+        return torch.Size(torch.broadcast_shapes(mean.shape[:-1], root.shape[:-2]))
+    except RuntimeError:
+        checks.fail(
+            "root.shape",
+            tuple(root.shape),
+            f"its batch axes do not match those of mean, {tuple(mean.shape)}",
+            "make them broadcast",
+        )
+
+
+def _root(cov: Tensor, tol: float) -> Tensor:
+    scale = cov.abs().amax((-1, -2), keepdim=True)
+    skew = ((cov - cov.mT).abs() / torch.where(scale > 0, scale, torch.ones_like(scale))).max()
+    if skew > 1e-6:
+        checks.fail(
+            "cov",
+            f"a matrix with relative asymmetry {skew.item():.2g}",
+            "a covariance is symmetric",
+            "pass (cov + cov.T) / 2 if that is what you mean",
+        )
+    values = torch.linalg.eigvalsh((cov.detach() + cov.detach().mT) / 2)
+    low, high = values[..., 0], values.abs().amax(-1)
+    if (low < -tol * high).any():
+        checks.fail(
+            "min eigenvalue of cov",
+            low.min().item(),
+            f"a covariance is positive semidefinite, up to rounding of {tol:g} times the largest one",
+            "pass a positive semidefinite matrix",
+        )
+    # The symmetric root: the one that depends continuously on the covariance.
+    return sqrtm((cov + cov.mT) / 2)
+
+
+@lru_cache(maxsize=16)
+def _standard_nodes(r: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights for N(0, I_r)."""
+    if r not in HERMITE:
+        return _stroud(r)
+    z, w = np.polynomial.hermite_e.hermegauss(HERMITE[r])
+    grid = np.stack(np.meshgrid(*[z] * r, indexing="ij"), -1).reshape(-1, r)
+    weight = np.stack(np.meshgrid(*[w / w.sum()] * r, indexing="ij"), -1).reshape(-1, r).prod(-1)
+    return grid, weight
+
+
+def _stroud(r: int) -> tuple[np.ndarray, np.ndarray]:
+    """Exact up to degree five, 2 r^2 + 1 nodes (Stroud and Secrest 1963); r > 4 has negative weights."""
+    axes = np.sqrt(r + 2) * np.concatenate([np.eye(r), -np.eye(r)])
+    i, j = np.triu_indices(r, 1)
+    pairs = [np.sqrt((r + 2) / 2) * (a * np.eye(r)[i] + b * np.eye(r)[j]) for a in (1, -1) for b in (1, -1)]
+    z = np.concatenate([np.zeros((1, r)), axes, *pairs])
+    w = np.full(len(z), 1 / (r + 2) ** 2)
+    w[0], w[1 : 2 * r + 1] = 2 / (r + 2), (4 - r) / (2 * (r + 2) ** 2)
+    return z, w

@@ -1,0 +1,155 @@
+"""Clouds of weighted, possibly labelled tokens on a space."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from otflow import checks
+from otflow.measures.base import Measure, total
+from otflow.spaces import Euclidean, Space
+from otflow.tangent import Tangent
+
+
+@dataclass(frozen=True, eq=False)
+class Particles(Measure):
+    """mu = sum_i w_i delta_{x_i}: tokens at x_i, with weights and optional labels.
+
+    A label is the position of a token in its sequence; it is carried along and never moved, and
+    causal attention reads it. On ``Sphere()`` the points must have norm one.
+
+    Args:
+        x: positions (*batch, n, d), numpy or torch.
+        w: weights (*batch, n) or (n,), >= 0 and summing to 1; uniform if left out.
+        label: real labels (*batch, n) or (n,), in any order, ties allowed.
+        space: `Euclidean()`, `Sphere()` or `Torus(period)`.
+
+    >>> import numpy as np
+    >>> mu = Particles(np.zeros((5, 2)))
+    >>> mu
+    Particles(n=5, d=2, space=Euclidean())
+    """
+
+    x: Tensor
+    weights: Tensor | None
+    label: Tensor | None
+    space: Space = field(default_factory=Euclidean)
+
+    def __init__(self, x: Any, w: Any = None, label: Any = None, space: Space | None = None) -> None:
+        space = Euclidean() if space is None else space
+        x = _positions(x, space)
+        self._set(
+            x, None if w is None else _weights(w, x), None if label is None else _labels(label, x), space
+        )
+
+    def _set(self, x: Tensor, weights: Tensor | None, label: Tensor | None, space: Space) -> None:
+        for name, value in (("x", x), ("weights", weights), ("label", label), ("space", space)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def coords(self) -> Tangent:
+        return Tangent([self.x])
+
+    @property
+    def batch(self) -> torch.Size:
+        return self.x.shape[:-2]
+
+    @property
+    def n(self) -> int:
+        """Number of tokens."""
+        return self.x.shape[-2]
+
+    @property
+    def d(self) -> int:
+        """Dimension of the ambient space."""
+        return self.x.shape[-1]
+
+    @property
+    def w(self) -> Tensor:
+        """Weights (*batch, n), also when they are uniform."""
+        if self.weights is not None:
+            return self.weights
+        return torch.full((), 1.0 / self.n, dtype=self.dtype, device=self.device).expand(self.x.shape[:-1])
+
+    def at(self, coords: Sequence[Tensor]) -> Self:
+        (x,) = coords
+        other = object.__new__(type(self))
+        weights, label = (None if a is None else a.expand(x.shape[:-1]) for a in (self.weights, self.label))
+        other._set(x, weights, label, self.space)
+        return other
+
+    def nodes(self) -> tuple[Tensor, Tensor]:
+        return self.x, self.w
+
+    def inner(self, u: Tangent, v: Tangent) -> Tensor:
+        return total(self.w[..., None] * u[0] * v[0], self.batch)
+
+    def sharp(self, covector: Tangent) -> Tangent:
+        if self.weights is not None and bool((self.weights == 0).any()):
+            checks.fail(
+                "min(w)",
+                0.0,
+                "the gradient at an atom without mass is not defined",
+                "drop the atom, or evaluate the field there with field.at(t, mu, points)",
+            )
+        return self.tangent(covector.map(lambda c: c / self.w[..., None]))
+
+    def move(self, u: Tangent) -> Self:
+        return self.at([self.space.retract(self.x, u[0])])
+
+    def tangent(self, u: Tangent) -> Tangent:
+        return Tangent([self.space.tangent(self.x, u[0])])
+
+    def __repr__(self) -> str:
+        extra = "".join(
+            f", {key}"
+            for key, has in (("weighted", self.weights is not None), ("labelled", self.label is not None))
+            if has
+        )
+        batch = f", batch={tuple(self.batch)}" if self.batch else ""
+        return f"Particles(n={self.n}, d={self.d}{batch}{extra}, space={self.space})"
+
+
+def _positions(x: Any, space: Space) -> Tensor:
+    x = checks.tensor(x, "x")
+    if x.ndim < 2:
+        checks.fail(
+            "x.shape",
+            tuple(x.shape),
+            "positions have shape (*batch, n, d)",
+            "for tokens on a line pass x[:, None]",
+        )
+    if 0 in x.shape:
+        checks.fail(
+            "x.shape",
+            tuple(x.shape),
+            "at least one token in at least one dimension is needed",
+            "pass a non-empty cloud",
+        )
+    return space.check(x)
+
+
+def _weights(w: Any, x: Tensor) -> Tensor:
+    w = checks.alike(checks.tensor(w, "w"), "w", x, "x")
+    return checks.probability(_per_token(w, "w", x), "w")
+
+
+def _labels(label: Any, x: Tensor) -> Tensor:
+    label = checks.tensor(label, "label").to(x.dtype)
+    return checks.alike(_per_token(label, "label", x), "label", x, "x")
+
+
+def _per_token(a: Tensor, name: str, x: Tensor) -> Tensor:
+    try:
+        return a.expand(x.shape[:-1])
+    except RuntimeError:
+        checks.fail(
+            f"{name}.shape",
+            tuple(a.shape),
+            f"one number per token is needed, shape {tuple(x.shape[:-1])}",
+            f"reshape {name}",
+        )

@@ -1,0 +1,155 @@
+"""Where tokens live: the whole space, the unit sphere, a flat torus."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from otflow.checks import fail, positive
+
+
+class Space(ABC):
+    """A manifold embedded in R^d (or a quotient of it): tangent projection, moves and distances."""
+
+    @abstractmethod
+    def check(self, x: Tensor) -> Tensor:
+        """``x`` if it lies in the space (cleaned of rounding), else an error."""
+
+    @abstractmethod
+    def tangent(self, x: Tensor, u: Tensor) -> Tensor:
+        """The orthogonal projection of ``u`` onto the tangent space at ``x``."""
+
+    @abstractmethod
+    def retract(self, x: Tensor, u: Tensor) -> Tensor:
+        """``x + u`` brought back to the space; ``u`` is *not* projected first."""
+
+    @abstractmethod
+    def exp(self, x: Tensor, u: Tensor) -> Tensor:
+        """The end of the geodesic that leaves ``x`` with the tangent velocity ``u``."""
+
+    @abstractmethod
+    def distance(self, x: Tensor, y: Tensor) -> Tensor:
+        """Geodesic distance, over the last axis."""
+
+
+@dataclass(frozen=True)
+class Euclidean(Space):
+    """R^d.
+
+    >>> import torch
+    >>> Euclidean().distance(torch.zeros(2), torch.tensor([3.0, 4.0]))
+    tensor(5.)
+    """
+
+    def check(self, x: Tensor) -> Tensor:
+        return x
+
+    def tangent(self, x: Tensor, u: Tensor) -> Tensor:
+        return u
+
+    def retract(self, x: Tensor, u: Tensor) -> Tensor:
+        return x + u
+
+    def exp(self, x: Tensor, u: Tensor) -> Tensor:
+        return x + u
+
+    def distance(self, x: Tensor, y: Tensor) -> Tensor:
+        return norm(x - y)
+
+
+@dataclass(frozen=True)
+class Sphere(Space):
+    """The unit sphere S^(d-1) of R^d.
+
+    ``retract`` is normalise(x + u). A Runge-Kutta method keeps its order on the sphere because its
+    stages then see the 0-homogeneous extension x -> v(x/|x|) of the field, an ordinary smooth field
+    around the sphere that preserves |x|; projecting u again would break this.
+
+    >>> import torch
+    >>> x, u = torch.tensor([1.0, 0.0]), torch.tensor([0.0, torch.pi / 2])
+    >>> Sphere().exp(x, u).round(decimals=6)
+    tensor([0., 1.])
+    """
+
+    tol: float = 1e-6
+
+    def check(self, x: Tensor) -> Tensor:
+        off = (norm(x) - 1).abs()
+        if (off > self.tol).any():
+            fail(
+                "max | |x| - 1 |",
+                off.max().item(),
+                f"tokens on the sphere have norm 1 within {self.tol:g}",
+                "normalise x",
+            )
+        return normalise(x)
+
+    def tangent(self, x: Tensor, u: Tensor) -> Tensor:
+        return u - (x * u).sum(-1, keepdim=True) * x
+
+    def retract(self, x: Tensor, u: Tensor) -> Tensor:
+        return normalise(x + u)
+
+    def exp(self, x: Tensor, u: Tensor) -> Tensor:
+        r = norm(u)[..., None]
+        return normalise(torch.cos(r) * x + torch.sinc(r / math.pi) * u)
+
+    def distance(self, x: Tensor, y: Tensor) -> Tensor:
+        # 2 asin(|x - y| / 2) and its mirror image are accurate at both ends; acos(x.y) is at neither.
+        near, far = norm(x - y) / 2, norm(x + y) / 2
+        return torch.where(
+            near < far, 2 * torch.asin(near.clamp(max=1)), math.pi - 2 * torch.asin(far.clamp(max=1))
+        )
+
+
+@dataclass(frozen=True)
+class Torus(Space):
+    """The flat torus (R / period Z)^d; positions are kept in [0, period).
+
+    >>> import torch
+    >>> Torus(1.0).distance(torch.tensor([0.1]), torch.tensor([0.9])).round(decimals=6)
+    tensor(0.2000)
+    """
+
+    period: float = 2 * math.pi
+
+    def __post_init__(self) -> None:
+        positive(self.period, "period")
+
+    def check(self, x: Tensor) -> Tensor:
+        return self._wrap(x)
+
+    def tangent(self, x: Tensor, u: Tensor) -> Tensor:
+        return u
+
+    def retract(self, x: Tensor, u: Tensor) -> Tensor:
+        return self._wrap(x + u)
+
+    def exp(self, x: Tensor, u: Tensor) -> Tensor:
+        return self._wrap(x + u)
+
+    def distance(self, x: Tensor, y: Tensor) -> Tensor:
+        return norm(torch.remainder(x - y + self.period / 2, self.period) - self.period / 2)
+
+    def _wrap(self, x: Tensor) -> Tensor:
+        y = torch.remainder(x, self.period)
+        return torch.where(y >= self.period, y - self.period, y)  # remainder(-1e-20, p) rounds to p
+
+
+def norm(x: Tensor) -> Tensor:
+    """|x| over the last axis, scaled against overflow, with gradient 0 (not NaN) at x = 0."""
+    scale = x.detach().abs().amax(-1, keepdim=True)
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    square = (x / scale).square().sum(-1)
+    zero = square == 0
+    root = torch.where(zero, torch.ones_like(square), square).sqrt()
+    return torch.where(zero, torch.zeros_like(root), root) * scale[..., 0]
+
+
+def normalise(x: Tensor) -> Tensor:
+    """x / |x|; the zero vector has no direction and gives NaN, which a flow reports as a failure."""
+    return x / norm(x)[..., None]

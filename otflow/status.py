@@ -1,0 +1,32 @@
+"""How a computation ended, per member of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+STATUSES = ("ok", "stopped", "blow_up", "max_iter", "stalled", "uncertified", "degenerate", "budget")
+HARMLESS = ("ok", "stopped", "blow_up")  # results, not failures
+
+
+def code(status: str) -> int:
+    """The number under which a status is kept in tensors."""
+    return STATUSES.index(status)
+
+
+def names(codes: Tensor) -> Any:
+    """A string for one problem, an array of strings for a batch.
+
+    >>> names(torch.tensor(2)), names(torch.tensor([0, 7])).tolist()
+    ('blow_up', ['ok', 'budget'])
+    """
+    table = np.array(STATUSES)[codes.cpu().numpy()]
+    return str(table) if codes.ndim == 0 else table
+
+
+def merge(old: Tensor, new: Tensor | int, where: Tensor) -> Tensor:
+    """``new`` where asked for and nothing was wrong yet."""
+    return torch.where(where & (old == 0), torch.as_tensor(new, dtype=old.dtype, device=old.device), old)

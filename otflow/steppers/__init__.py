@@ -1,0 +1,7 @@
+"""Steppers: how a field moves a measure over one step of time."""
+
+from otflow.steppers.base import Memory, Step, Stepper
+from otflow.steppers.dopri5 import Dopri5
+from otflow.steppers.explicit import RK4, Euler, Heun
+
+__all__ = ["RK4", "Dopri5", "Euler", "Heun", "Memory", "Step", "Stepper"]

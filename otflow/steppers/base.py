@@ -1,0 +1,69 @@
+"""What a stepper takes and gives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from otflow.fields import Carry, VelocityField
+from otflow.measures import Measure
+from otflow.tangent import Tangent
+
+
+class Memory(NamedTuple):
+    """What a step leaves for the next one.
+
+    ``first`` is the velocity at the new state when the step knows it already (it is forgotten where
+    weights jump or noise strikes); ``error`` is the last accepted error of an adaptive stepper.
+    """
+
+    carry: Carry | None = None
+    first: Tangent | None = None
+    error: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """The outcome of one step.
+
+    ``dt`` is the time that was really advanced, 0 for members of a batch whose step was rejected;
+    ``dt_next`` is the proposal for the next one; ``failed`` holds status codes, 0 where all is well.
+    """
+
+    mu: Measure
+    dt: Tensor
+    dt_next: Tensor
+    memory: Memory
+    failed: Tensor | None = None
+    message: str = ""
+    certificate: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Stepper(ABC):
+    """A one-step method. Pure: everything it remembers travels in `Memory`."""
+
+    adaptive: bool = False
+
+    @abstractmethod
+    def step(self, field: VelocityField, t: Tensor, dt: Tensor, mu: Measure, memory: Memory) -> Step:
+        """Advance mu from t by dt."""
+
+    def first_dt(self, field: VelocityField, t: Tensor, mu: Measure) -> Tensor:
+        """A first step size; only adaptive steppers know one."""
+        raise TypeError(f"{type(self).__name__} has no step size of its own; pass dt to flow.")
+
+
+def stage_time(t: Tensor, dt: Tensor, c: float) -> Tensor:
+    """t + c dt; at c = 1 the last instant *before* the end, where weights have not jumped yet."""
+    end = t + c * dt
+    return torch.nextafter(end, t.expand_as(end)) if c == 1.0 else end
+
+
+def residual(carry: Carry | None) -> dict[str, Tensor]:
+    """The certificate that a field's inner solver left, if it has one."""
+    return {} if carry is None else {"residual": torch.tensor(carry.residual, dtype=torch.float64)}

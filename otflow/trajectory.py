@@ -1,0 +1,86 @@
+"""What a flow returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from otflow.errors import MissingExtraError
+from otflow.measures import Measure
+
+if TYPE_CHECKING:
+    import xarray
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A measure along time, with everything that was observed of it.
+
+    Attributes:
+        ts: save times (T,).
+        measures: the measure at each of them.
+        observed: name -> values (T, *batch, ...).
+        certificates: name -> worst value since the previous save time, (T, *batch) or (T,).
+        status: how the run ended: "ok", "stopped", "blow_up", ... ; an array of these for a batch.
+        blow_up_time: time of the last finite state of the members that blew up, else NaN; (*batch,).
+        message: why a run ended early, in words.
+        steps: number of steps that were tried.
+
+    >>> import otflow as of
+    >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
+    >>> traj = of.flow(of.Particles([[1.0]]), pull, of.RK4(), t1=1.0, dt=0.25, observe={"F": pull.energy})
+    >>> traj
+    Trajectory(5 times in [0, 1], Particles(n=1, d=1, space=Euclidean()), status='ok')
+    >>> traj.stacked.x.shape, traj.observed["F"].shape
+    (torch.Size([5, 1, 1]), torch.Size([5]))
+    """
+
+    ts: Tensor
+    measures: tuple[Measure, ...]
+    observed: Mapping[str, Tensor]
+    certificates: Mapping[str, Tensor]
+    status: Any
+    blow_up_time: Tensor
+    message: str = ""
+    steps: int = 0
+
+    @property
+    def final(self) -> Measure:
+        """The last measure."""
+        return self.measures[-1]
+
+    @property
+    def stacked(self) -> Measure:
+        """All measures as one, with time as the leading batch axis."""
+        pieces = zip(*(mu.coords for mu in self.measures), strict=True)
+        return self.final.at([torch.stack(p) for p in pieces])
+
+    def __len__(self) -> int:
+        return len(self.measures)
+
+    def to_xarray(self) -> xarray.Dataset:
+        """Coordinates and observables as an `xarray.Dataset` (needs the extra ``xarray``)."""
+        try:
+            import xarray
+        except ImportError as error:
+            raise MissingExtraError("to_xarray needs xarray: pip install 'otflow[xarray]'") from error
+        mu = self.stacked
+        batch = [f"batch{i}" for i in range(len(self.final.batch))]
+        pieces = {f"coords{i}": c for i, c in enumerate(mu.coords)} | dict(self.observed)
+        arrays = {
+            name: (_dims(name, value, batch), value.detach().cpu().numpy()) for name, value in pieces.items()
+        }
+        return xarray.Dataset(arrays, coords={"t": self.ts.cpu().numpy()}, attrs={"status": str(self.status)})
+
+    def __repr__(self) -> str:
+        span = f"[{self.ts[0]:g}, {self.ts[-1]:g}]" if len(self.ts) else "[]"
+        return f"Trajectory({len(self)} times in {span}, {self.final!r}, status={self.status!r})"
+
+
+def _dims(name: str, value: Tensor, batch: list[str]) -> list[str]:
+    own = [f"{name}_dim{i}" for i in range(value.ndim - 1 - len(batch))]
+    return ["t", *batch, *own]

@@ -1,0 +1,1 @@
+"""Optimal transport: for now, the bistochastic scaling behind Sinkhorn attention."""
