@@ -213,7 +213,7 @@ def _print_claims(claims: Sequence[Claim]) -> None:
     rows = [("verdict", "predicted", "measured", "tolerance")]
     rows += [(one.verdict, show(one.predicted), show(one.measured), one.tolerance) for one in claims]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    statements = ["statement", *(f"{claim.statement} [{claim.source}]" for claim in claims)]
+    statements = ["statement", *(claim.statement for claim in claims)]
     for row, statement in zip(rows, statements, strict=True):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         _print_row(cells, statement)

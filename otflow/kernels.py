@@ -21,7 +21,7 @@ A query that sees nothing gets out = 0 and lse = -infinity.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -96,16 +96,6 @@ def sigmoid_sum(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None) -> Te
         rows, keys = scores.mask or (None, None)
         out = _SigmoidSum.apply(scores.q, scores.k, v_, rows, keys)  # type: ignore[no-untyped-call]
     return out.reshape(*flat, *out.shape[1:])
-
-
-def pair_sum(f: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-    """sum_j w_j f(x_i, y_j), (*batch, n), for f that broadcasts (.., n, 1, d) against (.., 1, m, d)."""
-    width = math.prod(w.shape)
-    parts = [
-        (f(x[..., r, None, :], y[..., None, :, :]) * w[..., None, :]).sum(-1)
-        for r in row_tiles(x.shape[-2], width)
-    ]
-    return torch.cat(parts, -1)
 
 
 def _flatten(

@@ -20,7 +20,7 @@ class Energy(ABC):
     >>> from otflow import Particles, Potential
     >>> F = 2 * Potential(lambda x: x.square().sum(-1) / 2)
     >>> F(Particles([[1.0], [3.0]])).item()
-    10.0
+    5.0
     """
 
     @abstractmethod

@@ -125,7 +125,9 @@ class SumField(VelocityField):
     """A linear combination of fields: attention + perceptron is a Transformer block."""
 
     def __init__(self, terms: Sequence[VelocityField], factors: Sequence[float]) -> None:
-        self.terms, self.factors = tuple(terms), tuple(factors)
+        pairs = [pair for term, c in zip(terms, factors, strict=True) for pair in _flat(term, c)]
+        self.terms = tuple(term for term, _ in pairs)
+        self.factors = tuple(c for _, c in pairs)
         self.switches = merged_switches(self.terms)
 
     def evaluate(self, t: Tensor, mu: Measure, carry: Carry | None = None) -> tuple[Tangent, Carry | None]:
@@ -140,6 +142,16 @@ class SumField(VelocityField):
 
     def parameters(self) -> Iterator[Tensor]:
         return (p for term in self.terms for p in term.parameters())
+
+    def __repr__(self) -> str:
+        return " + ".join(f"{c:g} * {term!r}" for term, c in zip(self.terms, self.factors, strict=True))
+
+
+def _flat(term: VelocityField, c: float) -> list[tuple[VelocityField, float]]:
+    """Sums of sums are one sum."""
+    if isinstance(term, SumField):
+        return [(t, c * f) for t, f in zip(term.terms, term.factors, strict=True)]
+    return [(term, c)]
 
 
 def merged_switches(fields: Sequence[VelocityField]) -> tuple[float, ...]:

@@ -25,5 +25,8 @@ class SteepestDescent(VelocityField):
     def __init__(self, energy: Energy, metric: Metric) -> None:
         self.energy, self.metric = energy, metric
 
+    def __repr__(self) -> str:
+        return f"SteepestDescent({type(self.energy).__name__}, {self.metric!r})"
+
     def velocity(self, t: Tensor, mu: Measure) -> Tangent:
         return -self.metric.gradient(mu, self.energy.differential(mu))

@@ -79,6 +79,9 @@ class MultiHead(TokenField):
             )
         return out
 
+    def __repr__(self) -> str:
+        return f"MultiHead({list(self.heads)}{'' if self.mix is None else ', mix=...'})"
+
     def parameters(self) -> Iterator[Tensor]:
         zero = torch.zeros((), dtype=torch.float64)
         yield from (p for head in self.heads for p in head.parameters())

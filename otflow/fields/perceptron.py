@@ -54,6 +54,9 @@ class Perceptron(TokenField):
             z = z + checks.alike(self.b(t), "b", mu.x, "the measure")[..., None, :]
         return apply(W, self.activation(z)), None
 
+    def __repr__(self) -> str:
+        return f"Perceptron(activation={getattr(self.activation, '__name__', self.activation)})"
+
     def parameters(self) -> Iterator[Tensor]:
         zero = torch.zeros((), dtype=torch.float64)
         return (f(zero) for f in (self.W, self.U, self.b) if f is not None)

@@ -164,10 +164,10 @@ def scale(
     )
     image = it.image(g)
     error, sweeps, slow = it.error(g, image), 1, False
-    while bool((error > tol).any()) and sweeps < max_iter and bool(torch.isfinite(error).all()):
+    while bool(_open(error, tol).any()) and sweeps < max_iter:
         before = error
-        if slow and bool((error < CLOSE).all()):
-            g, image, error, used = _newton(it, g, image, error, max_iter - sweeps)
+        if slow and bool((error[_open(error, tol)] < CLOSE).all()):
+            g, image, error, used = _newton(it, g, image, error, tol, max_iter - sweeps)
             sweeps += used
         g, image = image, it.image(image)
         error = it.error(g, image)
@@ -175,11 +175,17 @@ def scale(
     return Scaling(g if symmetric else kernel.centred(g), error, sweeps, error <= tol)
 
 
+def _open(error: Tensor, tol: float) -> Tensor:
+    """Members still to be improved; one that is not finite is beyond help."""
+    return (error > tol) & torch.isfinite(error)
+
+
 def _newton(
-    it: Iteration, g: Tensor, image: Tensor, error: Tensor, budget: int
+    it: Iteration, g: Tensor, image: Tensor, error: Tensor, tol: float, budget: int
 ) -> tuple[Tensor, Tensor, Tensor, int]:
     """A Newton step for those members of the batch that it helps."""
-    step, used = it.newton(g, image, tol=min(0.1, float(error.max())), max_iter=min(50, budget))
+    forcing = min(0.1, float(error[_open(error, tol)].max()))  # superlinear, without solving too much
+    step, used = it.newton(g, image, tol=forcing, max_iter=min(50, budget))
     trial = g + step
     trial_image = it.image(trial)
     trial_error = it.error(trial, trial_image)

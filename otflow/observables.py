@@ -1,0 +1,290 @@
+"""Functions of a measure: moments, extent, rank, clusters, dissipation.
+
+Each takes a measure with any batch and returns one value per member, so that it can be handed to
+``flow(..., observe={"rank": effective_rank})`` as it is, or applied to ``traj.stacked`` afterwards.
+Energies are functions of a measure already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import singledispatch
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otflow import checks
+from otflow.fields import SteepestDescent, VelocityField
+from otflow.kernels import row_tiles
+from otflow.measures import Gaussian, Measure, Particles
+from otflow.metrics import Metric, Wasserstein
+from otflow.spaces import Euclidean, Space, Torus, norm
+from otflow.trajectory import Trajectory
+
+ROUNDINGS = 16  # a cloud narrower than this many units of the last place of its positions has no spread
+
+# --- moments -------------------------------------------------------------------------------------------
+
+
+def mean(mu: Measure) -> Tensor:
+    """m = int x dmu(x), shape (*batch, d).
+
+    On a sphere this is the mean in the ambient space, whose norm says how far the tokens agree; a torus
+    has none. A density on a grid counts as atoms in the centres of its cells.
+
+    >>> import otflow as of
+    >>> mean(of.Particles([[0.0], [4.0]], w=[0.25, 0.75]))
+    tensor([3.], dtype=torch.float64)
+    """
+    return _mean(mu)
+
+
+def covariance(mu: Measure) -> Tensor:
+    """S = int (x - m)(x - m)^T dmu(x), shape (*batch, d, d): divided by the mass, not by n - 1.
+
+    >>> import otflow as of
+    >>> covariance(of.Particles([[0.0, 0.0], [4.0, 2.0]]))
+    tensor([[4., 2.],
+            [2., 1.]], dtype=torch.float64)
+    """
+    return _covariance(mu)
+
+
+def second_moment(mu: Measure) -> Tensor:
+    """int |x|^2 dmu(x) = |m|^2 + tr S, shape (*batch,).
+
+    >>> import otflow as of
+    >>> second_moment(of.Gaussian([3.0, 0.0], [[2.0, 0.0], [0.0, 1.0]])).item()
+    14.0
+    """
+    return _second_moment(mu)
+
+
+def effective_rank(mu: Measure) -> Tensor:
+    """exp(-sum_k p_k log p_k), p_k = lambda_k / sum_j lambda_j, for the eigenvalues lambda of S; (*batch,).
+
+    The number of directions in which mu spreads: d when it spreads evenly, 1 on a line, and 0, like the
+    rank, when it does not spread at all, which for a cloud means no further than rounding. Scaling mu
+    changes nothing. Reference: Roy and Vetterli 2007, "The effective rank", for S.
+
+    >>> import otflow as of
+    >>> effective_rank(of.Particles([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])).item()
+    2.0
+    """
+    S = covariance(mu)
+    trace = S.diagonal(dim1=-1, dim2=-2).sum(-1)
+    spread = trace > _noise(mu)
+    safe = torch.where(spread, trace, torch.ones_like(trace))
+    p = (torch.linalg.eigvalsh(S) / safe[..., None]).clamp(min=0)
+    some = p > 0  # p log p is 0 at 0, but its derivative is not finite
+    entropy = -torch.where(some, p * torch.where(some, p, torch.ones_like(p)).log(), torch.zeros_like(p)).sum(
+        -1
+    )
+    return torch.where(spread, entropy.exp(), torch.zeros_like(trace))
+
+
+@singledispatch
+def _mean(mu: Measure) -> Tensor:
+    x, w = _linear_nodes(mu)
+    return (w[..., None] * x).sum(-2)
+
+
+@_mean.register(Gaussian)
+def _(mu: Gaussian) -> Tensor:
+    return mu.mean
+
+
+@singledispatch
+def _covariance(mu: Measure) -> Tensor:
+    x, w = _linear_nodes(mu)
+    c = x - mean(mu)[..., None, :]
+    return (w[..., None] * c).mT @ c
+
+
+@_covariance.register(Gaussian)
+def _(mu: Gaussian) -> Tensor:
+    return mu.cov
+
+
+@singledispatch
+def _second_moment(mu: Measure) -> Tensor:
+    x, w = _linear_nodes(mu)
+    return (w * x.square().sum(-1)).sum(-1)
+
+
+@_second_moment.register(Gaussian)
+def _(mu: Gaussian) -> Tensor:
+    return mu.mean.square().sum(-1) + mu.root.square().sum((-1, -2))
+
+
+@singledispatch
+def _noise(mu: Measure) -> Tensor:
+    """The trace of a covariance that is nothing but rounding of the positions."""
+    return (ROUNDINGS * torch.finfo(mu.dtype).eps) ** 2 * second_moment(mu).detach()
+
+
+@_noise.register(Gaussian)
+def _(mu: Gaussian) -> Tensor:
+    return torch.zeros_like(mu.mean[..., 0])  # the root does not know the size of the mean
+
+
+def _linear_nodes(mu: Measure) -> tuple[Tensor, Tensor]:
+    """Nodes of a measure on a space where points can be averaged."""
+    if isinstance(mu, Particles) and isinstance(mu.space, Torus):
+        checks.fail(
+            "mu.space",
+            mu.space,
+            "moments on a torus depend on where it is cut open",
+            "embed the tokens by cosines and sines first, or use diameter",
+        )
+    return mu.nodes()
+
+
+# --- extent and clusters of a cloud --------------------------------------------------------------------
+
+
+def radius(mu: Measure) -> Tensor:
+    """max |x_i| over the atoms with mass, shape (*batch,).
+
+    >>> import otflow as of
+    >>> radius(of.Particles([[3.0, 4.0], [30.0, 40.0]], w=[1.0, 0.0])).item()
+    5.0
+    """
+    x, w = _linear_nodes(_cloud(mu, "radius"))
+    return torch.where(w > 0, norm(x), torch.zeros_like(w)).amax(-1)
+
+
+def diameter(mu: Measure) -> Tensor:
+    """max d(x_i, x_j) over the atoms with mass, shape (*batch,), d the geodesic distance of the space.
+
+    Takes O(n^2) time and O(n) memory; the gradient is that of one farthest pair.
+
+    >>> import otflow as of
+    >>> diameter(of.Particles([[0.1], [0.5], [0.9]], space=of.Torus(1.0))).item()
+    0.4
+    """
+    cloud = _cloud(mu, "diameter")
+    x = _massive(cloud)  # (B, n, d)
+    far, i, j = (torch.zeros(len(x), dtype=k, device=x.device) for k in (x.dtype, torch.long, torch.long))
+    for rows, d in _distances(cloud, x.detach()):
+        top, where = d.flatten(1).max(-1)
+        better = top > far
+        far = torch.where(better, top, far)
+        i = torch.where(better, where // d.shape[-1] + rows.start, i)
+        j = torch.where(better, where % d.shape[-1], j)
+    member = torch.arange(len(x), device=x.device)
+    return cloud.space.distance(x[member, i], x[member, j]).reshape(mu.batch)
+
+
+def cluster_count(mu: Measure, tol: float) -> Tensor:
+    """The number of connected components of the graph d(x_i, x_j) <= tol, shape (*batch,), integers.
+
+    ``tol`` is an absolute distance, in the units of the tokens and geodesic on spheres and tori; atoms
+    without mass neither count nor connect. Takes O(n^2) time per sweep, few sweeps, and O(n) memory.
+
+    >>> import otflow as of
+    >>> cluster_count(of.Particles([[0.0], [1.0], [2.0], [9.0]]), tol=1.5).item()
+    2
+    """
+    tol = checks.positive(tol, "tol")
+    cloud = _cloud(mu, "cluster_count")
+    x = _massive(cloud).detach()
+    own = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+    label, old = own, torch.full_like(own, -1)
+    while not torch.equal(label, old):
+        old = label
+        for rows, d in _distances(cloud, x):
+            label = _hook(label, d <= tol, rows)
+    return (label == own).sum(-1).reshape(mu.batch)
+
+
+def _hook(label: Tensor, near: Tensor, rows: slice) -> Tensor:
+    """One step of the FastSV algorithm (Zhang, Azad and Hu 2020) for some rows of the graph.
+
+    Labels (B, n) point to members of the same component with a smaller or equal index. The smallest
+    label around a token replaces its own and that of the token it points to, and then pointers jump.
+    """
+    n = label.shape[-1]
+    least = torch.where(near, label[:, None, :], n).amin(-1)
+    mine = label[:, rows]
+    label = label.scatter_reduce(-1, mine, least, "amin")
+    label = torch.cat([label[:, : rows.start], label[:, rows].minimum(least), label[:, rows.stop :]], -1)
+    return label.gather(-1, label)
+
+
+def _distances(mu: Particles, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Tiles of the distance matrices of clouds (B, n, d)."""
+    for rows in row_tiles(x.shape[1], x.numel()):
+        yield rows, _pairwise(mu.space, x[:, rows], x)
+
+
+@singledispatch
+def _pairwise(space: Space, x: Tensor, y: Tensor) -> Tensor:
+    """Distances (B, r, n) between all points of x (B, r, d) and y (B, n, d)."""
+    return space.distance(x[:, :, None, :], y[:, None, :, :])
+
+
+@_pairwise.register(Euclidean)
+def _(space: Euclidean, x: Tensor, y: Tensor) -> Tensor:
+    # Many times faster than the above, and also from differences: |x|^2 + |y|^2 - 2 x.y loses digits. The
+    # power of two changes no digit and keeps squares from overflowing.
+    scale = torch.exp2(torch.frexp(y.abs().amax((-1, -2), keepdim=True)).exponent.to(y.dtype) - 1)
+    return scale * torch.cdist(x / scale, y / scale, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _massive(mu: Particles) -> Tensor:
+    """Positions (B, n, d) in which atoms without mass hide behind the heaviest one."""
+    heaviest = mu.w.argmax(-1)[..., None, None].expand(*mu.batch, 1, mu.d)
+    x = torch.where(mu.w[..., None] > 0, mu.x, mu.x.gather(-2, heaviest))
+    return x.reshape(-1, mu.n, mu.d)
+
+
+def _cloud(mu: Measure, name: str) -> Particles:
+    if not isinstance(mu, Particles):
+        checks.fail(
+            "mu", repr(mu), f"{name} looks at single atoms, which only Particles have", "use covariance"
+        )
+    return mu
+
+
+# --- along a flow --------------------------------------------------------------------------------------
+
+
+def dissipation(mu: Measure, field: VelocityField, t: float | Tensor = 0.0) -> Tensor:
+    """<v, v> at mu for v = field(t, mu), shape (*batch,).
+
+    In the metric of the field if that is a `SteepestDescent`, where it is the rate -dF/dt at which the
+    energy falls; else int |v|^2 dmu (also for sums of fields, which have no metric of their own).
+
+    >>> import otflow as of
+    >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
+    >>> dissipation(of.Particles([[3.0], [5.0]]), pull).item()
+    17.0
+    """
+    v = field(t, mu)
+    return _metric(field).inner(mu, v, v)
+
+
+@singledispatch
+def _metric(field: VelocityField) -> Metric:
+    return Wasserstein()
+
+
+@_metric.register(SteepestDescent)
+def _(field: SteepestDescent) -> Metric:
+    return field.metric
+
+
+def along(traj: Trajectory, f: Callable[[float, Measure], Any]) -> Tensor:
+    """f(t, mu_t) at every save time, shape (T, *batch, ...): for what depends on time as well.
+
+    >>> import otflow as of
+    >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
+    >>> traj = of.flow(of.Particles([[1.0]]), pull, of.RK4(), t1=1.0, dt=0.5)
+    >>> along(traj, lambda t, mu: dissipation(mu, pull, t)).shape
+    torch.Size([3])
+    """
+    return torch.stack(
+        [torch.as_tensor(f(float(t), mu)) for t, mu in zip(traj.ts, traj.measures, strict=True)]
+    )
