@@ -34,7 +34,7 @@ _HOME = {
     "noise": ("Noise", "CommonNoise", "IndependentNoise", "BrownianPath"),
     "driver": ("flow",),
     "trajectory": ("Trajectory",),
-    "errors": ("OtflowError", "InputError", "ConvergenceError", "FlowError"),
+    "errors": ("OtflowError", "InputError", "ConvergenceError", "FlowError", "NotFiniteError"),
 }
 _MODULES = ("observables", "plot")
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
@@ -60,6 +60,7 @@ __all__ = [
     "Metric",
     "MultiHead",
     "Noise",
+    "NotFiniteError",
     "OtflowError",
     "Particles",
     "Perceptron",
@@ -106,7 +107,7 @@ if TYPE_CHECKING:
     import otflow.plot as plot
     from otflow.driver import flow
     from otflow.energies import Energy, Interaction, Potential
-    from otflow.errors import ConvergenceError, FlowError, InputError, OtflowError
+    from otflow.errors import ConvergenceError, FlowError, InputError, NotFiniteError, OtflowError
     from otflow.fields import (
         L2Attention,
         Layers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any, NoReturn
 
 import numpy as np
@@ -83,8 +84,8 @@ def finite(x: Tensor, name: str) -> Tensor:
     return x
 
 
-def alike(x: Tensor, name: str, reference: Tensor, other: str) -> Tensor:
-    """``x`` itself, or an error if it lives on another device or has another dtype than ``reference``."""
+def beside(x: Tensor, name: str, reference: Tensor, other: str) -> Tensor:
+    """``x`` itself, or an error if it lives on another device than ``reference``."""
     if x.device != reference.device:
         fail(
             name,
@@ -92,6 +93,12 @@ def alike(x: Tensor, name: str, reference: Tensor, other: str) -> Tensor:
             f"{other} is on {reference.device}",
             f"move one of them with .to({str(reference.device)!r})",
         )
+    return x
+
+
+def alike(x: Tensor, name: str, reference: Tensor, other: str) -> Tensor:
+    """``x`` itself, or an error if it lives on another device or has another dtype than ``reference``."""
+    beside(x, name, reference, other)
     if x.dtype != reference.dtype:
         kind = str(reference.dtype).removeprefix("torch.")
         fail(
@@ -105,9 +112,16 @@ def alike(x: Tensor, name: str, reference: Tensor, other: str) -> Tensor:
 
 def positive(value: float, name: str) -> float:
     """A finite number above zero."""
-    if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+    if not (_is_number(value) and value > 0):
         fail(name, repr(value), "a finite number > 0 is needed", f"choose another {name}")
     return float(value)
+
+
+def count(value: int, name: str) -> int:
+    """A whole number, at least one."""
+    if not (_is_number(value) and value >= 1 and value == int(value)):
+        fail(name, repr(value), "a whole number >= 1 is needed", f"choose another {name}")
+    return int(value)
 
 
 def probability(w: Tensor, name: str) -> Tensor:
@@ -123,6 +137,11 @@ def probability(w: Tensor, name: str) -> Tensor:
 
 def number(value: float, name: str) -> float:
     """A finite real number."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
+    if not _is_number(value):
         fail(name, repr(value), "a finite number is needed", f"pass a plain number as {name}")
     return float(value)
+
+
+def _is_number(value: object) -> bool:
+    """Python's and numpy's numbers; True and False are not meant."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)

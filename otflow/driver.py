@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -71,8 +71,8 @@ def flow(
     """
     times = _check(mu0, field, stepper, t0, t1, dt, noise, on_failure)
     ends = schedule(times.t0, times.t1, times.dt, save_at, field.switches, adaptive=stepper.adaptive)
-    limits = Limits(stop, max_steps, None if max_seconds is None else time.monotonic() + max_seconds)
-    with torch.set_grad_enabled(_wants_grad(mu0, field)):
+    limits = _limits(stop, max_steps, max_seconds)
+    with torch.set_grad_enabled(_wants_grad(mu0, field, times)):
         path = None if noise is None else noise.bind(mu0)
         run = _start(mu0, field, stepper, times)
         log = Recorder(dict(observe or {}))
@@ -110,6 +110,7 @@ class Run:
     """The state of a run. t and dt are (*batch,) in adaptive runs, else of shape ()."""
 
     mu: Measure
+    rest: Measure  # a harmless stand-in for members that have ended
     t: Tensor
     dt: Tensor
     codes: Tensor  # (*batch,): status of each member, 0 while it runs
@@ -135,13 +136,26 @@ class Recorder:
     certificates: list[dict[str, Tensor]] = field(default_factory=list)
 
     def save(self, t: float, mu: Measure) -> None:
-        values = {name: torch.as_tensor(f(mu)) for name, f in self.observe.items()}
+        values = {name: self._value(name, f(mu)) for name, f in self.observe.items()}
         self.ts.append(t)
         self.measures.append(mu)
         self.certificates.append(self.worst)
         self.worst = {}
         for name, value in values.items():
             self.observed.setdefault(name, []).append(value)
+
+    def _value(self, name: str, value: Any) -> Tensor:
+        """What an observable returned, plain numbers in double precision, always of one shape."""
+        out = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+        before = self.observed.get(name)
+        if before and before[0].shape != out.shape:
+            checks.fail(
+                f"observe[{name!r}]",
+                f"shape {tuple(out.shape)}",
+                f"it was {tuple(before[0].shape)} before",
+                "return one shape at all times",
+            )
+        return out
 
     def certify(self, step: Step) -> None:
         for name, value in step.certificate.items():
@@ -189,7 +203,7 @@ def _check(
             "choose t1 > t0; to go back in time, negate the field",
         )
     if dt is not None:
-        checks.positive(dt, "dt")
+        dt = checks.positive(dt, "dt")
     elif not stepper.adaptive:
         checks.fail("dt", None, f"{stepper!r} has a fixed step", "pass dt=..., or use the adaptive Dopri5()")
     if noise is not None and stepper.adaptive:
@@ -204,70 +218,78 @@ def _check(
     return Times(t0, t1, dt)
 
 
-def _wants_grad(mu0: Measure, field: VelocityField) -> bool:
+def _limits(stop: Stop | None, max_steps: int | None, max_seconds: float | None) -> Limits:
+    steps = None if max_steps is None else checks.count(max_steps, "max_steps")
+    deadline = None if max_seconds is None else time.monotonic() + checks.positive(max_seconds, "max_seconds")
+    return Limits(stop, steps, deadline)
+
+
+def _wants_grad(mu0: Measure, field: VelocityField, times: Times) -> bool:
     if not torch.is_grad_enabled():
         return False
-    return any(c.requires_grad for c in mu0.coords) or any(p.requires_grad for p in field.parameters())
+    return any(c.requires_grad for c in mu0.coords) or any(
+        p.requires_grad for p in field.parameters(torch.tensor(times.t0, dtype=torch.float64))
+    )
 
 
 def _start(mu0: Measure, field: VelocityField, stepper: Stepper, times: Times) -> Run:
     shape = mu0.batch if stepper.adaptive else torch.Size()
     t = torch.full(shape, times.t0, dtype=torch.float64, device=mu0.device)
-    dt = stepper.first_dt(field, t, mu0) if times.dt is None else torch.full_like(t, times.dt)
+    dt = (
+        stepper.first_dt(field, t, mu0, times.t1 - times.t0)
+        if times.dt is None
+        else torch.full_like(t, times.dt)
+    )
     codes = torch.zeros(mu0.batch, dtype=torch.int64, device=mu0.device)
     nan = torch.full(mu0.batch, torch.nan, dtype=torch.float64, device=mu0.device)
-    return Run(mu0, t, dt, codes, nan)
+    return Run(mu0, mu0.at(mu0.coords.map(Tensor.detach)), t, dt, codes, nan)
 
 
 def _drive(run: Run, problem: Problem, ends: list[End], limits: Limits, log: Recorder, bar: Any) -> Run:
     """Advance from one forced end to the next, saving on the way; keep everything whatever happens."""
-    box = [run]  # the latest state, also when a step raises
     try:
         for end in ends:
-            _advance(box, problem, end.t, limits, log, bar)
-            if not bool(box[0].running.any()):
+            for state in _advance(run, problem, end.t, limits, log):
+                bar.update(max(0.0, float(state.t.min() - run.t.min())))
+                run = state  # the latest state, also when the next step raises
+            if not bool(run.running.any()):
                 break
             if end.switch:
-                box[0] = replace(box[0], memory=box[0].memory._replace(first=None))
+                run = replace(run, memory=run.memory._replace(first=None))
             if end.save:
-                log.save(end.t, box[0].mu)
+                log.save(end.t, run.mu)
     except KeyboardInterrupt:
-        warnings.warn(
-            f"flow was interrupted at t = {float(box[0].t.max()):g}; what was computed is kept.", stacklevel=3
-        )
-        return _end(box[0], "stopped", "interrupted from the keyboard")
+        message = f"flow was interrupted at t = {float(run.t.max()):g}; what was computed is kept."
+        warnings.warn(message, stacklevel=3)
+        return _end(run, "stopped", message)
     except StepError as error:
-        return _end(box[0], error.status, str(error))
+        return _end(run, error.status, str(error))
     except Exception as error:
-        if box[0].steps == 0:
+        if run.steps == 0:
             raise
-        partial = _trajectory(_end(box[0], "degenerate", f"{type(error).__name__}: {error}"), log)
-        raise FlowError(f"the run broke at t = {float(box[0].t.max()):g}: {error}", partial) from error
-    return box[0]
+        ended = _end(run, "degenerate", f"{type(error).__name__}: {error}")
+        partial = _trajectory(ended, log)  # without the last state: an observable may be what raised
+        raise FlowError(f"the run broke at t = {float(run.t.max()):g}: {error}", partial) from error
+    return run
 
 
-def _advance(box: list[Run], problem: Problem, end: float, limits: Limits, log: Recorder, bar: Any) -> None:
+def _advance(run: Run, problem: Problem, end: float, limits: Limits, log: Recorder) -> Iterator[Run]:
     """Step until every running member has reached ``end``."""
-    while True:
-        run = box[0]
-        left = torch.where(_like(run.running, run.t), end - run.t, torch.zeros_like(run.t))
-        if not bool((left > 0).any()):
-            return
+    while bool(((left := _left(run, end)) > 0).any()):
         if _exhausted(run, limits):
-            box[0] = _end(
-                run, "budget", f"budget used up at t = {float(run.t.max()):g} after {run.steps} steps"
-            )
+            yield _end(run, "budget", f"budget used up at t = {float(run.t.max()):g} after {run.steps} steps")
             return
-        box[0] = _step(run, problem, end, left, log)
+        run = _step(run, problem, end, left, log)
         if limits.stop is not None:
-            now = torch.as_tensor(limits.stop(box[0].t, box[0].mu)).to(box[0].codes.device)
-            box[0] = _mark(box[0], status.code("stopped"), now.expand(box[0].codes.shape))
-        bar.update(max(0.0, float(box[0].t.min()) - float(run.t.min())))
+            now = torch.as_tensor(limits.stop(run.t, run.mu)).to(run.codes.device)
+            run = _mark(run, status.code("stopped"), now.expand(run.codes.shape))
+        yield run
 
 
-def _like(running: Tensor, t: Tensor) -> Tensor:
-    """Which clocks still run: one per member in adaptive runs, else a single one for all."""
-    return running if t.ndim else running.any()
+def _left(run: Run, end: float) -> Tensor:
+    """Time to go, 0 for members that have ended; a fixed step has one clock for all."""
+    running = run.running if run.t.ndim else run.running.any()
+    return torch.where(running, end - run.t, torch.zeros_like(run.t))
 
 
 def _exhausted(run: Run, limits: Limits) -> bool:
@@ -281,23 +303,31 @@ def _step(run: Run, problem: Problem, end: float, left: Tensor, log: Recorder) -
     h = torch.where(clamped, left, run.dt)
     if problem.stepper.adaptive:  # two equal steps rather than a full one and a tiny one
         h = torch.where(~clamped & (2 * run.dt > left), left / 2, h)
-    step = problem.stepper.step(problem.field, run.t, h, run.mu, run.memory)
-    moved, memory = step.mu, step.memory
-    if problem.noise is not None and problem.path is not None:
-        dW = torch.from_numpy(problem.path.increment(float(run.t), min(float(run.t + h), end))).to(
-            moved.coords[0]
-        )
-        moved, memory = moved.move(problem.noise.increment(run.t, run.mu, dW)), memory._replace(first=None)
+    step, moved, memory = _move(run, problem, h, end)
     t = torch.where(clamped & (step.dt > 0), torch.full_like(run.t, end), run.t + step.dt)
     dt = run.dt
     if problem.stepper.adaptive:  # a step cut short by a save time says little about the next one
-        dt = torch.where(
-            h > 0,
-            torch.where(clamped & (step.dt > 0), torch.maximum(run.dt, step.dt_next), step.dt_next),
-            run.dt,
+        proposal = torch.where(clamped & (step.dt > 0), torch.maximum(run.dt, step.dt_next), step.dt_next)
+        dt = torch.where(h > 0, proposal, run.dt)
+    new = _accept(run, replace(run, mu=moved, t=t, dt=dt, memory=memory, steps=run.steps + 1), step)
+    if torch.is_grad_enabled() and bool((run.running & ~new.running).any()):
+        # Infinities of members that fail now would spoil the gradients of the others: step without them.
+        return _step(
+            replace(run, codes=new.codes, ended=new.ended, message=new.message), problem, end, left, log
         )
     log.certify(step)
-    return _accept(run, replace(run, mu=moved, t=t, dt=dt, memory=memory, steps=run.steps + 1), step)
+    return new
+
+
+def _move(run: Run, problem: Problem, h: Tensor, end: float) -> tuple[Step, Measure, Memory]:
+    """The step of the stepper, then that of the noise; members that have ended take no part."""
+    mu = where(run.running, run.mu, run.rest) if torch.is_grad_enabled() else run.mu
+    step = problem.stepper.step(problem.field, run.t, h, mu, run.memory)
+    if problem.noise is None or problem.path is None:
+        return step, step.mu, step.memory
+    dW = problem.path.increment(float(run.t), min(float(run.t + h), end))
+    noise = problem.noise.increment(run.t, mu, torch.from_numpy(dW).to(mu.coords[0]))
+    return step, step.mu.move(noise), step.memory._replace(first=None)
 
 
 def _accept(old: Run, new: Run, step: Step) -> Run:
@@ -325,9 +355,6 @@ def _end(run: Run, name: str, message: str) -> Run:
 
 
 def _trajectory(run: Run, log: Recorder) -> Trajectory:
-    ended = run.ended[~run.ended.isnan()]
-    if not bool(run.running.any()) and (not log.ts or float(ended.max()) > log.ts[-1]):
-        log.save(float(ended.max()), run.mu)  # the last state, between two save times
     blown = run.codes == status.code("blow_up")
     return Trajectory(
         ts=torch.tensor(log.ts, dtype=torch.float64),
@@ -342,6 +369,8 @@ def _trajectory(run: Run, log: Recorder) -> Trajectory:
 
 
 def _finish(run: Run, log: Recorder, on_failure: str) -> Trajectory:
+    if not bool(run.running.any()) and (not log.ts or float(run.ended.max()) > log.ts[-1]):
+        log.save(float(run.ended.max()), run.mu)  # the last state, between two save times
     traj = _trajectory(run, log)
     bad = sorted(set(np.atleast_1d(traj.status).ravel().tolist()) - set(status.HARMLESS))
     if bad and on_failure == "raise":

@@ -16,29 +16,52 @@ class InputError(OtflowError, ValueError):
     """An argument that makes no sense: the message names it, its value and the remedy."""
 
 
-class ConvergenceError(OtflowError, RuntimeError):
+class MissingExtraError(OtflowError, ImportError):
+    """An optional dependency is not installed; the message gives the pip line."""
+
+
+class PartialError(OtflowError):
+    """A failure that keeps what was computed; it survives pickling, say to another process."""
+
+    def __init__(self, message: str, kept: Any) -> None:
+        super().__init__(message)
+        self.kept = kept
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.kept)
+
+
+class ConvergenceError(PartialError, RuntimeError):
     """An inner solver missed its tolerance; ``result`` is the best answer that it has."""
 
-    def __init__(self, message: str, result: Any) -> None:
-        super().__init__(message)
-        self.result = result
+    @property
+    def result(self) -> Any:
+        return self.kept
 
 
-class StepError(OtflowError, RuntimeError):
+class NotFiniteError(PartialError, ArithmeticError):
+    """A number left the range of floating point; ``result`` is what came out."""
+
+    @property
+    def result(self) -> Any:
+        return self.kept
+
+
+class StepError(PartialError, RuntimeError):
     """A step that cannot be taken (say, beyond a CFL limit); ``status`` says of which kind."""
 
     def __init__(self, message: str, status: str = "degenerate") -> None:
-        super().__init__(message)
-        self.status = status
+        super().__init__(message, status)
+
+    @property
+    def status(self) -> str:
+        return str(self.kept)
 
 
-class FlowError(OtflowError, RuntimeError):
+class FlowError(PartialError, RuntimeError):
     """A run that did not end well; ``trajectory`` holds everything computed until then."""
 
-    def __init__(self, message: str, trajectory: Trajectory) -> None:
-        super().__init__(message)
-        self.trajectory = trajectory
-
-
-class MissingExtraError(OtflowError, ImportError):
-    """An optional dependency is not installed; the message gives the pip line."""
+    @property
+    def trajectory(self) -> Trajectory:
+        kept: Trajectory = self.kept
+        return kept

@@ -21,13 +21,14 @@ A query that sees nothing gets out = 0 and lse = -infinity.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 DENSE = 2**18  # at most this many scores are held at once as a differentiable dense matrix
+SECOND = 2**25  # at most this many when a second derivative asks for the dense matrix
 TILE = 2**20  # scores per tile when streaming: a few MB, which stays in cache
 
 Mask = tuple[Tensor, Tensor]
@@ -91,7 +92,7 @@ def sigmoid_sum(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None) -> Te
     """
     flat, (scores, v_) = _flatten(q, k, v, None, mask)
     if scores.size <= DENSE:
-        out = torch.sigmoid(scores.tile(slice(None))) @ v_
+        out = _dense_sigmoid(scores, v_)
     else:
         rows, keys = scores.mask or (None, None)
         out = _SigmoidSum.apply(scores.q, scores.k, v_, rows, keys)  # type: ignore[no-untyped-call]
@@ -128,6 +129,10 @@ def _dense(scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
     safe = torch.where(seen, z, torch.ones_like(z))
     lse = torch.where(seen, safe.log() + top, torch.full_like(z, -math.inf))
     return (p / safe) @ v, lse[..., 0]
+
+
+def _dense_sigmoid(scores: Scores, v: Tensor) -> Tensor:
+    return torch.sigmoid(scores.tile(slice(None))) @ v
 
 
 # --- streaming: the forward passes -------------------------------------------------------------------
@@ -230,10 +235,15 @@ class _Attend(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, b, rows, keys, out, lse = ctx.saved_tensors
         scores = _scores(q, k, b, rows, keys)
+        if torch.is_grad_enabled():
+            return (
+                *_differentiable(lambda: _dense(scores, v), (q, k, v, b), (grad_out, grad_lse), scores),
+                None,
+                None,
+            )
         shift = grad_lse - (grad_out * out).sum(-1)
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         db = torch.zeros(k.shape[:2], dtype=k.dtype, device=k.device)
@@ -296,9 +306,15 @@ class _SigmoidSum(torch.autograd.Function):
         return torch.cat([p @ v for _, p in tiles], 1)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, rows, keys = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            scores = _scores(q, k, None, rows, keys)
+            return (
+                *_differentiable(lambda: (_dense_sigmoid(scores, v),), (q, k, v), (grad,), scores),
+                None,
+                None,
+            )
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for r, p in _sigmoids(_scores(q, k, None, rows, keys)):
             ds = p * (1 - p) * (grad[:, r] @ v.mT)
@@ -315,6 +331,22 @@ class _SigmoidSum(torch.autograd.Function):
             part = (p * (1 - p) * _score_tangent(q, k, dq, dk, None, r)) @ v
             parts.append(part if dv is None else part + p @ dv)
         return torch.cat(parts, 1)
+
+
+def _differentiable(
+    dense: Callable[[], tuple[Tensor, ...]],
+    inputs: tuple[Tensor | None, ...],
+    grads: tuple[Tensor, ...],
+    scores: Scores,
+) -> list[Tensor | None]:
+    """Gradients that can be differentiated again, which only the dense matrix gives."""
+    if scores.size > SECOND:
+        raise NotImplementedError(
+            f"a second derivative needs all {scores.size} scores in memory (limit {SECOND}); use fewer tokens"
+        )
+    real = [a for a in inputs if a is not None and a.requires_grad]
+    found = iter(torch.autograd.grad(dense(), real, grads, create_graph=True, allow_unused=True))
+    return [next(found) if a is not None and a.requires_grad else None for a in inputs]
 
 
 def _scores(q: Tensor, k: Tensor, b: Tensor | None, rows: Tensor | None, keys: Tensor | None) -> Scores:

@@ -10,41 +10,72 @@ from torch import Tensor
 
 
 class _Root(torch.autograd.Function):
-    """S -> S^(1/2) for symmetric positive semidefinite S, differentiable at repeated eigenvalues.
+    """S -> R = S^(1/2) for symmetric positive semidefinite S, differentiable at repeated eigenvalues.
 
-    dR solves R dR + dR R = dS, that is dR_ij = dS_ij / (r_i + r_j) in the eigenbasis (Daleckii-Krein);
-    autograd through eigh divides by r_i - r_j instead and gives NaN. Where r_i + r_j = 0 the root has
-    no derivative, and zero is used.
+    dR solves R dR + dR R = dS (see `_Lyapunov`); autograd through eigh divides by differences of
+    eigenvalues instead and gives NaN where they meet.
     """
 
     @staticmethod
     def forward(ctx: Any, s: Tensor) -> Tensor:
         values, vectors = torch.linalg.eigh(s)
-        r = values.clamp(min=0).sqrt()
-        ctx.save_for_backward(r, vectors)
-        ctx.save_for_forward(r, vectors)
-        root: Tensor = (vectors * r[..., None, :]) @ vectors.mT
+        root: Tensor = (vectors * values.clamp(min=0).sqrt()[..., None, :]) @ vectors.mT
+        ctx.save_for_backward(root)
+        ctx.save_for_forward(root)
         return root
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        r, vectors = ctx.saved_tensors
-        return _lyapunov(r, vectors, (grad + grad.mT) / 2)
+        (root,) = ctx.saved_tensors
+        return lyapunov(root, _symmetric(grad))
 
     @staticmethod
     def jvp(ctx: Any, ds: Tensor) -> Tensor:
-        r, vectors = ctx.saved_tensors
-        return _lyapunov(r, vectors, (ds + ds.mT) / 2)
+        (root,) = ctx.saved_tensors
+        return lyapunov(root, _symmetric(ds))
 
 
-def _lyapunov(r: Tensor, vectors: Tensor, c: Tensor) -> Tensor:
-    """X with R X + X R = C, R = vectors diag(r) vectors^T."""
-    total = r[..., :, None] + r[..., None, :]
-    inverse = torch.where(
-        total > 0, 1 / torch.where(total > 0, total, torch.ones_like(total)), torch.zeros_like(total)
-    )
-    return vectors @ (inverse * (vectors.mT @ c @ vectors)) @ vectors.mT
+class _Lyapunov(torch.autograd.Function):
+    """(R, C) -> X with R X + X R = C; its derivatives are solutions of the same equation.
+
+    In the eigenbasis of R, X_ij = C_ij / (r_i + r_j). Where r_i + r_j = 0 there is no solution, and zero
+    is used.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, root: Tensor, c: Tensor) -> Tensor:
+        r, vectors = torch.linalg.eigh(root)
+        total = r[..., :, None] + r[..., None, :]
+        solvable = total > torch.finfo(r.dtype).tiny
+        inverse = torch.where(
+            solvable, 1 / torch.where(solvable, total, torch.ones_like(total)), torch.zeros_like(total)
+        )
+        x: Tensor = vectors @ (inverse * (vectors.mT @ c @ vectors)) @ vectors.mT
+        ctx.save_for_backward(root, x)
+        ctx.save_for_forward(root, x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        root, x = ctx.saved_tensors
+        y = lyapunov(root, _symmetric(grad))
+        return -(y @ x + x @ y), y
+
+    @staticmethod
+    def jvp(ctx: Any, droot: Tensor | None, dc: Tensor | None) -> Tensor:
+        root, x = ctx.saved_tensors
+        c = torch.zeros_like(x) if dc is None else dc
+        return lyapunov(root, c if droot is None else c - droot @ x - x @ droot)
+
+
+def _symmetric(a: Tensor) -> Tensor:
+    return (a + a.mT) / 2
+
+
+def lyapunov(root: Tensor, c: Tensor) -> Tensor:
+    """X with R X + X R = C for symmetric R >= 0 and C, (*batch, d, d)."""
+    out: Tensor = _Lyapunov.apply(root, c)  # type: ignore[no-untyped-call]
+    return out
 
 
 def sqrtm(s: Tensor) -> Tensor:
@@ -60,13 +91,64 @@ def sqrtm(s: Tensor) -> Tensor:
     return out
 
 
+class _Contraction(torch.autograd.Function):
+    """N = U diag(s) W^T -> U diag(g) W^T with g = z / (1 + sqrt(1 + z^2)), z = 2 s, for square N.
+
+    Since z = 2 g / (1 - g^2), the divided differences that its derivative needs have no denominators that
+    vanish: (g_i -+ g_j) / (z_i -+ z_j) = (1 - g_i^2)(1 - g_j^2) / (2 (1 +- g_i g_j)). They act on the
+    symmetric and the skew part of U^T dN W, and the map is its own transpose.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, n: Tensor) -> Tensor:
+        u, s, wt = torch.linalg.svd(n)
+        q = torch.hypot(torch.ones_like(s), 2 * s)
+        g, rest = 2 * s / (1 + q), 2 / (1 + q)  # rest = 1 - g^2, without cancellation
+        ctx.save_for_backward(u, wt, g, rest)
+        ctx.save_for_forward(u, wt, g, rest)
+        out: Tensor = (u * g[..., None, :]) @ wt
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "the second derivative of Sinkhorn attention on Gaussians is not known here"
+            )
+        u, wt, g, rest = ctx.saved_tensors
+        return _contraction_tangent(u, wt, g, rest, grad)
+
+    @staticmethod
+    def jvp(ctx: Any, dn: Tensor) -> Tensor:
+        u, wt, g, rest = ctx.saved_tensors
+        return _contraction_tangent(u, wt, g, rest, dn)
+
+
+def _contraction_tangent(u: Tensor, wt: Tensor, g: Tensor, rest: Tensor, dn: Tensor) -> Tensor:
+    p = u.mT @ dn @ wt.mT
+    product, scale = g[..., :, None] * g[..., None, :], rest[..., :, None] * rest[..., None, :]
+    even, odd = scale / (1 + product) * (p + p.mT) / 2, scale / (1 - product) * (p - p.mT) / 2
+    return u @ (even + odd) @ wt
+
+
+def contraction(n: Tensor) -> Tensor:
+    """2N (I + (I + 4 N^T N)^(1/2))^-1, (*batch, r, r): the solution M of M = (I - M M^T) N with |M| < 1.
+
+    >>> import torch
+    >>> contraction(torch.tensor([[1.0]], dtype=torch.float64))
+    tensor([[0.6180]], dtype=torch.float64)
+    """
+    out: Tensor = _Contraction.apply(n)  # type: ignore[no-untyped-call]
+    return out
+
+
 def conjugate_gradient(
     matvec: Callable[[Tensor], Tensor], b: Tensor, w: Tensor, *, tol: float, max_iter: int
-) -> tuple[Tensor, int]:
+) -> tuple[Tensor, int, bool]:
     """Solve M x = b for M self-adjoint and positive in the inner product sum_i w_i x_i y_i.
 
     Batched over the leading axes; a member that has converged (relative residual ``tol``) stands still.
-    Returns x and the number of products with M.
+    Returns x, the number of products with M, and whether all members have converged.
     """
 
     def inner(x: Tensor, y: Tensor) -> Tensor:
@@ -77,7 +159,7 @@ def conjugate_gradient(
     goal = tol**2 * rr
     for used in range(max_iter):
         if not bool((rr > goal).any()):
-            return x, used
+            return x, used, True
         mp = matvec(p)
         curvature = inner(p, mp)
         active = (rr > goal) & (curvature > 0)
@@ -85,7 +167,7 @@ def conjugate_gradient(
         x, r = x + alpha * p, r - alpha * mp
         new = torch.where(active, inner(r, r), torch.zeros_like(rr))
         p, rr = r + _ratio(new, rr, active) * p, new
-    return x, max_iter
+    return x, max_iter, not bool((rr > goal).any())
 
 
 def _ratio(a: Tensor, b: Tensor, where: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class BrownianPath:
 
     def __init__(self, rng: int | np.random.Generator, shape: tuple[int, ...], *, depth: int = 30) -> None:
         self.seed = int(rng.integers(2**63)) if isinstance(rng, np.random.Generator) else int(rng)
-        self.shape, self.depth = tuple(shape), int(checks.positive(depth, "depth"))
+        self.shape, self.depth = tuple(shape), checks.count(depth, "depth")
         self._integers: list[np.ndarray] = [np.zeros(self.shape)]  # W at 0, 1, 2, ...
         self._midpoints: dict[
             int, tuple[int, np.ndarray]

@@ -181,7 +181,7 @@ def cluster_count(mu: Measure, tol: float) -> Tensor:
     """The number of connected components of the graph d(x_i, x_j) <= tol, shape (*batch,), integers.
 
     ``tol`` is an absolute distance, in the units of the tokens and geodesic on spheres and tori; atoms
-    without mass neither count nor connect. Takes O(n^2) time per sweep, few sweeps, and O(n) memory.
+    without mass neither count nor connect. Takes about log n sweeps of O(n^2) time, and O(n) memory.
 
     >>> import otflow as of
     >>> cluster_count(of.Particles([[0.0], [1.0], [2.0], [9.0]]), tol=1.5).item()
@@ -200,16 +200,14 @@ def cluster_count(mu: Measure, tol: float) -> Tensor:
 
 
 def _hook(label: Tensor, near: Tensor, rows: slice) -> Tensor:
-    """One step of the FastSV algorithm (Zhang, Azad and Hu 2020) for some rows of the graph.
+    """A step of min-label propagation for some rows of the graph; labels (B, n) are indices of tokens.
 
-    Labels (B, n) point to members of the same component with a smaller or equal index. The smallest
-    label around a token replaces its own and that of the token it points to, and then pointers jump.
+    Labels point to members of the same component, never upwards. The smallest label around a token
+    goes to the token that it points to (the root of its tree, so that whole trees merge and the number of
+    sweeps stays logarithmic, as in Shiloach and Vishkin 1982); then all pointers jump.
     """
-    n = label.shape[-1]
-    least = torch.where(near, label[:, None, :], n).amin(-1)
-    mine = label[:, rows]
-    label = label.scatter_reduce(-1, mine, least, "amin")
-    label = torch.cat([label[:, : rows.start], label[:, rows].minimum(least), label[:, rows.stop :]], -1)
+    least = torch.where(near, label[:, None, :], label.shape[-1]).amin(-1)
+    label = label.scatter_reduce(-1, label[:, rows], least, "amin")
     return label.gather(-1, label)
 
 

@@ -39,14 +39,11 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
     "axes.linewidth": 0.7,
     "xtick.color": INK,
     "ytick.color": INK,
     "legend.frameon": False,
     "font.size": 8.5,
-    "axes.titlesize": "large",
-    "lines.linewidth": 1.6,
     "figure.dpi": 120,
 }
 SPHERE = "otflow-sphere"  # marks a sphere that is already on the axes
@@ -75,9 +72,7 @@ def figure(
     return fig, axes
 
 
-def particles(
-    mu: Measure, *, ax: Axes | None = None, color: Any = None, size: float = 22.0, alpha: float = 0.9
-) -> Axes:
+def particles(mu: Measure, *, ax: Axes | None = None, color: Any = None, size: float = 22.0) -> Axes:
     """The tokens of one cloud: on a line, in the plane, or in space, as d is 1, 2 or 3.
 
     On a sphere of R^3 the far side is veiled as seen from the current view of ``ax``.
@@ -86,7 +81,6 @@ def particles(
         mu: `Particles` without batch.
         color: one colour, one per token, or an array of one number per token; by default the labels.
         size: area of a token of weight 1/n, in points squared; others in proportion to their weight.
-        alpha: opacity.
 
     >>> import otflow as of
     >>> _, axes = figure()
@@ -100,8 +94,9 @@ def particles(
         x = np.stack([x[:, 0], np.zeros(cloud.n)], -1)
         ax.yaxis.set_visible(False)
         ax.spines["left"].set_visible(False)
-        ax.spines["bottom"].set_position("zero")
-    _dots(ax, cloud, x, _rgba(cloud, color, alpha), size)
+        with mpl.rc_context(STYLE):  # moving a spine makes new ticks
+            ax.spines["bottom"].set_position("zero")
+    _dots(ax, cloud, x, _rgba(cloud, color), size)
     return ax
 
 
@@ -125,12 +120,12 @@ def trails(
     True
     """
     cloud = _single(traj.final, "traj.final")
-    ax = _stage(cloud, ax, time=True)
+    ax = _stage(cloud, ax)
     x, t = _numpy(traj.stacked.coords[0]), _numpy(traj.ts)  # (T, n, d), (T,)
     if cloud.d == 1:
         x = np.stack([np.broadcast_to(t[:, None], x.shape[:2]), x[..., 0]], -1)
         ax.set(xlabel="t", ylabel="x")
-    rgba = _rgba(cloud, color, 0.95)
+    rgba = _rgba(cloud, color)
     _ways(ax, cloud, x, t, rgba, width)
     _dots(ax, cloud, x[0], rgba * (1, 1, 1, 0.3), size / 3)
     _dots(ax, cloud, x[-1], rgba, size)
@@ -163,7 +158,9 @@ def energy(traj: Trajectory, *names: str, ax: Axes | None = None, log: bool = Fa
             first, *rest = ax.plot(_numpy(traj.ts), values, label=name, alpha=alpha)
             for line in rest:
                 line.set(color=first.get_color(), label="_member")
-        ax.set(xlabel="t", yscale="log" if log else "linear")
+        ax.set_xlabel("t")
+        if log:
+            ax.set_yscale("log")
         if len(curves) == 1:
             ax.set_ylabel(next(iter(curves)))
         else:
@@ -199,7 +196,8 @@ def ellipses(
     t, measures = _chosen(mu_or_traj, int(checks.positive(count, "count")))
     outlines = [_outline(mu, math.sqrt(-2 * math.log(1 - level))) for mu in measures]
     ax = _axes(ax)
-    lines = LineCollection(list(np.concatenate(outlines)), linewidths=1.3, color=color or COLOURS[0])
+    lines = LineCollection(list(np.concatenate(outlines)), linewidths=1.3)
+    lines.set_color(COLOURS[0] if color is None else color)
     if color is None and t is not None:
         scale = ScalarMappable(Normalize(t[0], t[-1]), SEQUENCE)
         lines.set_color(list(scale.to_rgba(np.repeat(t, len(outlines[0])))))
@@ -228,14 +226,14 @@ def _axes(ax: Axes | None, *, spatial: bool = False) -> Axes:
         return fig.add_subplot(projection="3d" if spatial else None)
 
 
-def _stage(cloud: Particles, ax: Axes | None, *, time: bool = False) -> Axes:
+def _stage(cloud: Particles, ax: Axes | None) -> Axes:
     """Axes that show the space of a cloud."""
     if cloud.d > 3:
         checks.fail("d", cloud.d, "at most 3 dimensions can be drawn", "project: Particles(mu.x[..., :2])")
     ax = _axes(ax, spatial=cloud.d == 3)
     if cloud.d == 2:
         _equal(ax, fixed=isinstance(cloud.space, Torus))
-    if not (cloud.d == 1 and time):
+    if cloud.d > 1:
         _backdrop(cloud.space, ax, cloud.d)
     return ax
 
@@ -336,7 +334,7 @@ def _veiled(ax: Any, cloud: Particles, x: np.ndarray, rgba: np.ndarray) -> np.nd
     return np.concatenate([rgba[:, :3], rgba[:, 3:] * front[:, None]], -1)
 
 
-def _rgba(cloud: Particles, color: Any, alpha: float) -> np.ndarray:
+def _rgba(cloud: Particles, color: Any) -> np.ndarray:
     """One colour (n, 4) per token."""
     if color is None:
         color = COLOURS[0] if cloud.label is None else _numpy(cloud.label)
@@ -344,12 +342,10 @@ def _rgba(cloud: Particles, color: Any, alpha: float) -> np.ndarray:
     try:
         plain = not (isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "fiu")
         rgba = to_rgba_array(values) if plain else SEQUENCE(Normalize()(values))
-        out = np.broadcast_to(rgba, (cloud.n, 4)).copy()
+        return np.broadcast_to(rgba, (cloud.n, 4)) * (1, 1, 1, 0.9)
     except ValueError:
         rule = f"one colour, or one per token ({cloud.n}), is needed"
         checks.fail("color", repr(color), rule, 'use color="black"')
-    out[:, 3] *= alpha
-    return out
 
 
 @singledispatch

@@ -99,11 +99,8 @@ class Sphere(Space):
         return normalise(torch.cos(r) * x + torch.sinc(r / math.pi) * u)
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        # 2 asin(|x - y| / 2) and its mirror image are accurate at both ends; acos(x.y) is at neither.
-        near, far = norm(x - y) / 2, norm(x + y) / 2
-        return torch.where(
-            near < far, 2 * torch.asin(near.clamp(max=1)), math.pi - 2 * torch.asin(far.clamp(max=1))
-        )
+        # Kahan's formula is accurate for points near each other and near antipodes; acos(x.y) for neither.
+        return 2 * torch.atan2(norm(x - y), norm(x + y))
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class Tangent(_Pieces):
     """
 
     __slots__ = ()
+    __array_ufunc__ = None  # so that numpy numbers on the left leave the product to us
 
     def map(self, f: Callable[[Tensor], Tensor]) -> Tangent:
         """Apply ``f`` to every piece."""

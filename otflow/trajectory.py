@@ -69,18 +69,22 @@ class Trajectory:
         except ImportError as error:
             raise MissingExtraError("to_xarray needs xarray: pip install 'otflow[xarray]'") from error
         mu = self.stacked
-        batch = [f"batch{i}" for i in range(len(self.final.batch))]
         pieces = {f"coords{i}": c for i, c in enumerate(mu.coords)} | dict(self.observed)
         arrays = {
-            name: (_dims(name, value, batch), value.detach().cpu().numpy()) for name, value in pieces.items()
+            name: (_dims(name, value, self.final.batch), value.detach().cpu().numpy())
+            for name, value in pieces.items()
         }
         return xarray.Dataset(arrays, coords={"t": self.ts.cpu().numpy()}, attrs={"status": str(self.status)})
 
     def __repr__(self) -> str:
-        span = f"[{self.ts[0]:g}, {self.ts[-1]:g}]" if len(self.ts) else "[]"
+        if not self.measures:
+            return f"Trajectory(nothing saved, status={self.status!r})"
+        span = f"[{self.ts[0]:g}, {self.ts[-1]:g}]"
         return f"Trajectory({len(self)} times in {span}, {self.final!r}, status={self.status!r})"
 
 
-def _dims(name: str, value: Tensor, batch: list[str]) -> list[str]:
-    own = [f"{name}_dim{i}" for i in range(value.ndim - 1 - len(batch))]
-    return ["t", *batch, *own]
+def _dims(name: str, value: Tensor, batch: torch.Size) -> list[str]:
+    """Time, then the batch if the value has its axes, then axes of its own."""
+    shared = [f"batch{i}" for i in range(len(batch))] if value.shape[1 : 1 + len(batch)] == batch else []
+    own = [f"{name}_dim{i}" for i in range(value.ndim - 1 - len(shared))]
+    return ["t", *shared, *own]

@@ -155,7 +155,9 @@ def gradients(f: Callable[..., Any], args: Inputs, how: str) -> list[Tensor]:
         out = f(**{**args, **leaves})
         out = out if isinstance(out, tuple) else (out,)
         grads = torch.autograd.grad(functional(out), list(leaves.values()), allow_unused=True)
-    return [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(grads, leaves.values(), strict=True)]
+    return [
+        torch.zeros_like(leaf) if g is None else g for g, leaf in zip(grads, leaves.values(), strict=True)
+    ]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -250,7 +252,10 @@ def test_batch_axes_broadcast_like_any_other(shapes: tuple[tuple[int, ...], tupl
     for x, y in zip(*(gradients(kernels.attend, args, how) for how in REGIMES), strict=True):
         close(x, y)
     index = tuple(0 for _ in batch)
-    own = {name: None if args[name] is None else args[name][(0,) * len(shapes[i])] for i, name in ((0, "q"), (1, "k"), (1, "v"), (1, "b"))}
+    own = {
+        name: None if args[name] is None else args[name][(0,) * len(shapes[i])]
+        for i, name in ((0, "q"), (1, "k"), (1, "v"), (1, "b"))
+    }
     mask = tuple(label[(0,) * len(shapes[0])] for label in args["mask"])
     close(dense[0][index], definition(**own, mask=mask)[0])
 
@@ -311,7 +316,9 @@ def test_members_of_a_batch_may_have_labels_of_very_different_spread() -> None:
     expected = values(kernels.attend, args, "dense")
     close(out, expected[0])
     close(lse, expected[1])
-    for a, b in zip(*(gradients(kernels.attend, {"b": None, **args}, how) for how in ("dense", "streaming")), strict=True):
+    for a, b in zip(
+        *(gradients(kernels.attend, {"b": None, **args}, how) for how in ("dense", "streaming")), strict=True
+    ):
         close(a, b)
 
 
@@ -340,7 +347,10 @@ def test_lse_tangent_broadcasts_directions_over_the_batch() -> None:
     args, one = inputs(19, batch=(2,)), inputs(20)
     slope = kernels.lse_tangent(args["q"], one["k"], one["b"], one["q"], one["k"], one["v"][:, 0])
     for i in range(2):
-        close(slope[i], kernels.lse_tangent(args["q"][i], one["k"], one["b"], one["q"], one["k"], one["v"][:, 0]))
+        close(
+            slope[i],
+            kernels.lse_tangent(args["q"][i], one["k"], one["b"], one["q"], one["k"], one["v"][:, 0]),
+        )
 
 
 def test_dense_attention_has_second_derivatives() -> None:
@@ -349,14 +359,27 @@ def test_dense_attention_has_second_derivatives() -> None:
     assert torch.autograd.gradgradcheck(lambda *a: kernels.attend(*a), leaves)
 
 
-def test_streamed_attention_refuses_second_derivatives_instead_of_getting_them_wrong() -> None:
-    args = inputs(22, bias=False)
-    q = args["q"].requires_grad_()
-    with regime("streaming"):
-        out, _ = kernels.attend(q, args["k"], args["v"])
-        (slope,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
-        with pytest.raises(RuntimeError, match="once_differentiable"):
-            slope.sum().backward()
+@pytest.mark.parametrize("linear", [True, False])
+@pytest.mark.parametrize("primitive", PRIMITIVES)
+def test_second_derivatives_of_streamed_sums_are_right_or_refused(primitive: str, linear: bool) -> None:
+    """An energy whose flow is differentiated asks for them: silence would be a wrong gradient."""
+    f = PRIMITIVES[primitive]
+
+    def second(how: str) -> Tensor:
+        args = inputs(22, bias=False)
+        q = args["q"].requires_grad_()
+        with regime(how):
+            out = f(**args)
+            out = out[0] if isinstance(out, tuple) else out
+            (slope,) = torch.autograd.grad(out.sum() if linear else out.square().sum(), q, create_graph=True)
+            (grad,) = torch.autograd.grad((slope + q).square().sum(), q)
+        return grad
+
+    try:
+        streamed = second("streaming")
+    except (RuntimeError, NotImplementedError):
+        return
+    close(streamed, second("dense"))
 
 
 @settings(deadline=None, max_examples=50)
@@ -387,7 +410,7 @@ SOFTMAX = "v = of.SoftmaxAttention(Q, K, V)(0.0, mu)[0]"
 SINKHORN = """
 v, carry = of.SinkhornAttention(Q, K, V, max_iter={sweeps}).evaluate(torch.tensor(0.0), mu)
 v = v[0]
-assert bool(carry.failed) and carry.residual > 0
+assert 0 < carry.residual < 2
 """
 
 

@@ -13,6 +13,7 @@ tokens with a label up to that of x, ties included; only softmax and L2 renormal
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from torch import Tensor
 from otflow import checks, kernels
 from otflow.fields.base import Carry
 from otflow.fields.tokens import TokenField
-from otflow.fields.weights import apply, weight
+from otflow.fields.weights import apply, fits, weight
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.tangent import Tangent
 
@@ -72,17 +73,7 @@ class Attention(TokenField):
     def weights(self, t: Tensor, mu: Measure) -> Weights:
         """Q, K, V at time t, checked against the dimension of mu."""
         d = mu.coords[0].shape[-1]
-        m = Weights(
-            *(
-                checks.alike(f(t), name, mu.coords[0], "the measure")
-                for name, f in zip("QKV", (self.Q, self.K, self.V), strict=True)
-            )
-        )
-        for name, a in zip("QKV", m, strict=True):
-            if a.ndim < 2 or a.shape[-1] != d:
-                checks.fail(
-                    f"{name}.shape", tuple(a.shape), f"tokens have dimension {d}", f"{name} needs {d} columns"
-                )
+        m = Weights(_matrix(self.Q(t), "Q", mu), _matrix(self.K(t), "K", mu), _matrix(self.V(t), "V", mu))
         if m.Q.shape[-2] != m.K.shape[-2] or m.Q.shape[-2] > d:
             checks.fail(
                 "Q.shape, K.shape",
@@ -111,12 +102,20 @@ class Attention(TokenField):
             )
         return label, mu.label
 
-    def parameters(self) -> Iterator[Tensor]:
-        zero = torch.zeros((), dtype=torch.float64)
-        return (f(zero) for f in (self.Q, self.K, self.V))
+    def parameters(self, t: Tensor) -> Iterator[Tensor]:
+        return (f(t) for f in (self.Q, self.K, self.V))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'causal=True' if self.causal else ''})"
+
+
+def _matrix(a: Tensor, name: str, mu: Measure) -> Tensor:
+    d = mu.coords[0].shape[-1]
+    if a.ndim < 2 or a.shape[-1] != d:
+        checks.fail(
+            f"{name}.shape", tuple(a.shape), f"tokens have dimension {d}", f"{name} needs {d} columns"
+        )
+    return fits(a, name, 2, mu)
 
 
 def log_weights(mu: Particles) -> Tensor | None:
@@ -143,9 +142,9 @@ class SoftmaxAttention(Attention):
     def attend(
         self, m: Weights, mu: Particles, points: Tensor, mask: kernels.Mask | None, carry: Carry | None
     ) -> tuple[Tensor, Carry | None]:
-        out, _ = kernels.attend(
-            apply(m.Q, points), centred_keys(m, mu), apply(m.V, mu.x), log_weights(mu), mask
-        )
+        # Softmax does not see a common shift of the keys, which saves digits far from the origin.
+        keys = apply(m.K, mu.x - centre(mu, self.causal))
+        out, _ = kernels.attend(apply(m.Q, points), keys, apply(m.V, mu.x), log_weights(mu), mask)
         return out, None
 
     def affine(self, m: Weights, mu: Gaussian) -> Tangent:
@@ -168,11 +167,9 @@ class L2Attention(Attention):
     def attend(
         self, m: Weights, mu: Particles, points: Tensor, mask: kernels.Mask | None, carry: Carry | None
     ) -> tuple[Tensor, Carry | None]:
-        keys = apply(m.K, mu.x)
-        centre = keys.mean(
-            -2, keepdim=True
-        )  # -|q - k|^2 = 2 q.k - |k|^2 + const loses digits far from the origin
-        q, k = apply(m.Q, points) - centre, keys - centre
+        # -|Qx - Ky|^2 = 2 q.k - |k|^2 + const loses digits far from the origin, so both start at c.
+        c = centre(mu, self.causal)
+        q, k = apply(m.Q, points - c) + apply(m.Q - m.K, c), apply(m.K, mu.x - c)
         bias, logw = -k.square().sum(-1), log_weights(mu)
         out, _ = kernels.attend(2 * q, k, apply(m.V, mu.x), bias if logw is None else bias + logw, mask)
         return out, None
@@ -218,6 +215,22 @@ class SigmoidAttention(Attention):
         return kernels.sigmoid_sum(apply(m.Q, points), apply(m.K, mu.x), values, mask), None
 
 
-def centred_keys(m: Weights, mu: Particles) -> Tensor:
-    """K(y - mean): a shift of all keys changes softmax by nothing and saves digits far from the origin."""
-    return apply(m.K, mu.x - mu.x.mean(-2, keepdim=True))
+def centre(mu: Particles, causal: bool = False) -> Tensor:
+    """A point amid the tokens, (*batch, 1, d), from which they are seen with all their digits.
+
+    The median, which a few tokens far away do not move; tokens without mass do not count. With a mask it
+    is the first token, which everybody sees, so that the future does not touch the past. Detached: what
+    it is used for does not depend on it.
+    """
+    x = mu.x.detach()
+    if causal and mu.label is not None:
+        rank = mu.label if mu.weights is None else mu.label.masked_fill(mu.weights == 0, math.inf)
+        return _take(x, rank.argmin(-1))
+    if mu.weights is not None:
+        x = torch.where(mu.weights[..., None] > 0, x, _take(x, mu.weights.argmax(-1)))
+    return x.median(-2, keepdim=True).values
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    """x[index] along the tokens, (*batch, 1, d)."""
+    return torch.take_along_dim(x, index[..., None, None], -2)

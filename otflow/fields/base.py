@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,7 +14,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from otflow import checks
-from otflow.errors import ConvergenceError
+from otflow.errors import ConvergenceError, NotFiniteError
 from otflow.measures import Measure
 from otflow.tangent import Tangent
 
@@ -62,12 +65,16 @@ class VelocityField:
         self.insist(carry, v)
         return v
 
-    @staticmethod
-    def insist(carry: Carry | None, result: Any) -> None:
-        """Raise unless every inner solver reached its tolerance."""
+    def insist(self, carry: Carry | None, result: Tangent) -> None:
+        """Raise unless every inner solver reached its tolerance and all numbers are finite."""
         if carry is not None and carry.failed is not None and bool(carry.failed.any()):
             raise ConvergenceError(
                 f"{carry.message}; raise max_iter, relax tol, or take the velocity from field.evaluate.",
+                result,
+            )
+        if not all(bool(torch.isfinite(piece.detach()).all()) for piece in result):
+            raise NotFiniteError(
+                f"the velocity of {self!r} is not finite (overflow of scores or values); rescale them.",
                 result,
             )
 
@@ -80,8 +87,8 @@ class VelocityField:
             "evaluate it on a measure with field(t, mu)",
         )
 
-    def parameters(self) -> Iterator[Tensor]:
-        """Tensors that a flow may be differentiated in."""
+    def parameters(self, t: Tensor) -> Iterator[Tensor]:
+        """Tensors that a flow may be differentiated in, as they are at time t."""
         return iter(())
 
     def jvp(self, t: float | Tensor, mu: Measure, u: Tangent) -> Tangent:
@@ -89,9 +96,11 @@ class VelocityField:
 
         Forward-mode differentiation through kernels whose derivatives are streamed closed forms: O(n) memory.
         """
+        _load_forward_mode()
         with forward_ad.dual_level():
             dual = mu.at(mu.coords.zip(u, forward_ad.make_dual))
-            v, _ = self.evaluate(as_time(t, mu), dual)
+            v, carry = self.evaluate(as_time(t, mu), dual)
+            self.insist(carry, v)
             parts = [forward_ad.unpack_dual(piece) for piece in v]
             return Tangent(p.primal * 0 if p.tangent is None else p.tangent.clone() for p in parts)
 
@@ -99,7 +108,8 @@ class VelocityField:
         """The transpose of `jvp`: the derivative of <c, v> with respect to the coordinates."""
         with torch.enable_grad():
             coords = [p.detach().requires_grad_() for p in mu.coords]
-            v, _ = self.evaluate(as_time(t, mu), mu.at(coords))
+            v, carry = self.evaluate(as_time(t, mu), mu.at(coords))
+            self.insist(carry, v)
             value = torch.stack([(a * b).sum() for a, b in zip(v, c, strict=True)]).sum()
         if not value.requires_grad:
             return Tangent(torch.zeros_like(p) for p in coords)
@@ -140,8 +150,8 @@ class SumField(VelocityField):
         values = [f * term.at(t, mu, points, label) for f, term in zip(self.factors, self.terms, strict=True)]
         return torch.stack(values).sum(0)
 
-    def parameters(self) -> Iterator[Tensor]:
-        return (p for term in self.terms for p in term.parameters())
+    def parameters(self, t: Tensor) -> Iterator[Tensor]:
+        return (p for term in self.terms for p in term.parameters(t))
 
     def __repr__(self) -> str:
         return " + ".join(f"{c:g} * {term!r}" for term, c in zip(self.terms, self.factors, strict=True))
@@ -168,6 +178,14 @@ def joint_carry(parts: Sequence[Carry | None]) -> Carry | None:
     bad = torch.stack(torch.broadcast_tensors(*failed)).any(0) if failed else None
     message = next((p.message for p in real if p.message), "")
     return Carry(residual=max(p.residual for p in real), failed=bad, message=message, parts=tuple(parts))
+
+
+@cache
+def _load_forward_mode() -> None:
+    """torch loads its forward mode on first use, with a deprecation warning that is not for users."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module("torch._decomp.decompositions_for_jvp")
 
 
 def as_time(t: float | Tensor, mu: Measure) -> Tensor:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from otflow import checks
 from otflow.fields.attention import Attention
 from otflow.fields.base import Carry, joint_carry, merged_switches
 from otflow.fields.tokens import TokenField
-from otflow.fields.weights import apply, weight
+from otflow.fields.weights import apply, fits, weight
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.tangent import Tangent
 
@@ -25,6 +24,7 @@ class MultiHead(TokenField):
         mix: one W_h of shape (d, d_v) per head (tensor, `Layers` or callable); None means the plain
             sum, for which every V_h is (d, d).
 
+    >>> import torch
     >>> import otflow as of
     >>> mu = of.Particles([[0.0, 1.0], [1.0, 0.0]])
     >>> I, O = torch.eye(2).double(), torch.zeros(1, 2).double()
@@ -82,10 +82,9 @@ class MultiHead(TokenField):
     def __repr__(self) -> str:
         return f"MultiHead({list(self.heads)}{'' if self.mix is None else ', mix=...'})"
 
-    def parameters(self) -> Iterator[Tensor]:
-        zero = torch.zeros((), dtype=torch.float64)
-        yield from (p for head in self.heads for p in head.parameters())
-        yield from (w(zero) for w in self.mix or ())
+    def parameters(self, t: Tensor) -> Iterator[Tensor]:
+        yield from (p for head in self.heads for p in head.parameters(t))
+        yield from (w(t) for w in self.mix or ())
 
 
 def _fits(w: Tensor, v: Tensor, h: int, mu: Measure) -> Tensor:
@@ -96,4 +95,4 @@ def _fits(w: Tensor, v: Tensor, h: int, mu: Measure) -> Tensor:
             f"head {h} has values in dimension {v.shape[-1]}",
             "W_h needs the shape (d, d_v)",
         )
-    return checks.alike(w, f"mix[{h}]", mu.coords[0], "the measure")
+    return fits(w, f"mix[{h}]", 2, mu)

@@ -11,7 +11,7 @@ from torch import Tensor
 from otflow import checks
 from otflow.fields.base import Carry
 from otflow.fields.tokens import TokenField
-from otflow.fields.weights import apply, weight
+from otflow.fields.weights import apply, fits, weight
 from otflow.measures import Particles
 
 
@@ -41,8 +41,8 @@ class Perceptron(TokenField):
     def velocity_at(
         self, t: Tensor, mu: Particles, points: Tensor, label: Tensor | None, carry: Carry | None
     ) -> tuple[Tensor, Carry | None]:
-        W, U = (checks.alike(f(t), name, mu.x, "the measure") for name, f in (("W", self.W), ("U", self.U)))
-        if U.shape[-1] != mu.d or W.shape[-2:] != U.mT.shape[-2:]:
+        W, U = fits(self.W(t), "W", 2, mu), fits(self.U(t), "U", 2, mu)
+        if U.ndim < 2 or U.shape[-1] != mu.d or W.shape[-2:] != U.mT.shape[-2:]:
             checks.fail(
                 "W.shape, U.shape",
                 (tuple(W.shape), tuple(U.shape)),
@@ -51,12 +51,17 @@ class Perceptron(TokenField):
             )
         z = apply(U, points)
         if self.b is not None:
-            z = z + checks.alike(self.b(t), "b", mu.x, "the measure")[..., None, :]
+            z = z + _bias(fits(self.b(t), "b", 1, mu), z.shape[-1])
         return apply(W, self.activation(z)), None
 
     def __repr__(self) -> str:
         return f"Perceptron(activation={getattr(self.activation, '__name__', self.activation)})"
 
-    def parameters(self) -> Iterator[Tensor]:
-        zero = torch.zeros((), dtype=torch.float64)
-        return (f(zero) for f in (self.W, self.U, self.b) if f is not None)
+    def parameters(self, t: Tensor) -> Iterator[Tensor]:
+        return (f(t) for f in (self.W, self.U, self.b) if f is not None)
+
+
+def _bias(b: Tensor, rows: int) -> Tensor:
+    if b.shape[-1] != rows:
+        checks.fail("b.shape", tuple(b.shape), f"U has {rows} rows", "give b one entry for each of them")
+    return b[..., None, :]

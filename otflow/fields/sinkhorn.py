@@ -9,9 +9,10 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from otflow import checks, kernels
-from otflow.fields.attention import Attention, Weights
+from otflow.fields.attention import Attention, Weights, centre
 from otflow.fields.base import Carry
 from otflow.fields.weights import apply
+from otflow.linalg import contraction
 from otflow.measures import Gaussian, Particles
 from otflow.tangent import Tangent
 from otflow.transport.scaling import potential, scale
@@ -42,18 +43,18 @@ class SinkhornAttention(Attention):
         super().__init__(Q, K, V)
         self.eps = checks.positive(eps, "eps")
         self.tol = checks.positive(tol, "tol")
-        self.max_iter = int(checks.positive(max_iter, "max_iter"))
+        self.max_iter = checks.count(max_iter, "max_iter")
 
     def attend(
         self, m: Weights, mu: Particles, points: Tensor, mask: kernels.Mask | None, carry: Carry | None
     ) -> tuple[Tensor, Carry | None]:
         # Shifts of queries or keys are absorbed by the potentials, so both are centred to save digits.
-        centre = mu.x.mean(-2, keepdim=True)
-        q = apply(m.Q, mu.x - centre).double() / self.eps
-        k = apply(m.K, mu.x - centre).double()
+        c = centre(mu)
+        q = apply(m.Q, mu.x - c).double() / self.eps
+        k = apply(m.K, mu.x - c).double()
         logw = mu.w.double().log()
         g, carry = self._potential(m, q, k, logw, carry)
-        own = q if points is mu.x else apply(m.Q, points - centre).double() / self.eps
+        own = q if points is mu.x else apply(m.Q, points - c).double() / self.eps
         out, _ = kernels.attend(own, k, apply(m.V, mu.x).double(), g + logw)
         return out.to(mu.dtype) / self.eps, carry
 
@@ -78,15 +79,12 @@ class SinkhornAttention(Attention):
         )
 
     def affine(self, m: Weights, mu: Gaussian) -> Tangent:
-        """x -> (V/eps)(m + S (x - m)) with S R = R U diag(z / (1 + sqrt(1 + z^2))) W^T, z = 2 s / eps.
+        """x -> (V/eps)(m + S (x - m)) with S R = R M, M the `contraction` of R^T A R / eps.
 
-        Here R is the root and R^T A R = U diag(s) W^T; no inverse of the covariance or of A appears.
+        Here R is the root; no inverse of the covariance or of A appears.
         """
-        U, s, Wt = torch.linalg.svd((m.K @ mu.root).mT @ (m.Q @ mu.root), full_matrices=False)
-        z = 2 * s / self.eps
-        gain = z / (1 + torch.hypot(torch.ones_like(z), z))
-        mean = (m.V @ mu.mean[..., None])[..., 0]
-        return Tangent([mean, m.V @ mu.root @ (U * gain[..., None, :]) @ Wt]) / self.eps
+        M = contraction((m.K @ mu.root).mT @ (m.Q @ mu.root) / self.eps)
+        return Tangent([(m.V @ mu.mean[..., None])[..., 0], m.V @ mu.root @ M]) / self.eps
 
     def __repr__(self) -> str:
         return f"SinkhornAttention(eps={self.eps:g})"

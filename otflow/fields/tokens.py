@@ -43,7 +43,7 @@ class TokenField(VelocityField):
         if label is not None:
             label = _labels(checks.tensor(label, "label"), points)
         v, carry = self.velocity_at(as_time(t, mu), mu, points, label, None)
-        self.insist(carry, v)
+        self.insist(carry, Tangent([v]))
         return mu.space.tangent(points, v)
 
 
@@ -58,24 +58,29 @@ def evaluate(mu: Measure, field: TokenField, t: Tensor, carry: Carry | None) -> 
 @evaluate.register(Particles)
 def _(mu: Particles, field: TokenField, t: Tensor, carry: Carry | None) -> tuple[Tangent, Carry | None]:
     v, carry = field.velocity_at(t, mu, mu.x, mu.label, carry)
-    if v.shape[-1] != mu.d:
-        checks.fail(
-            "V.shape",
-            f"({v.shape[-1]}, {mu.d})",
-            f"a field of its own needs values in dimension {mu.d}",
-            "put the head into MultiHead(heads, mix=...), which maps it back",
-        )
-    return mu.tangent(Tangent([v.expand(mu.x.shape)])), carry
+    return mu.tangent(Tangent([_full(v, mu.d).expand(mu.x.shape)])), carry
 
 
 @evaluate.register(Gaussian)
 def _(mu: Gaussian, field: TokenField, t: Tensor, carry: Carry | None) -> tuple[Tangent, Carry | None]:
-    return field.closure(t, mu).zip(mu.coords, lambda v, c: v.expand(c.shape)), None
+    mean, root = field.closure(t, mu)
+    return Tangent([_full(mean, mu.d).expand(mu.mean.shape), root.expand(mu.root.shape)]), None
+
+
+def _full(v: Tensor, d: int) -> Tensor:
+    if v.shape[-1] != d:
+        checks.fail(
+            "V.shape",
+            f"({v.shape[-1]}, {d})",
+            f"a field of its own needs values in dimension {d}",
+            "put the head into MultiHead(heads, mix=...), which maps it back",
+        )
+    return v
 
 
 def _labels(label: Tensor, points: Tensor) -> Tensor:
     try:
-        return label.to(points.dtype).expand(points.shape[:-1])
+        return label.double().expand(points.shape[:-1])
     except RuntimeError:
         checks.fail(
             "label.shape",

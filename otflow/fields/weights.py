@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from otflow import checks
+from otflow.measures import Measure
 
 
 class Weight(ABC):
@@ -33,12 +34,26 @@ class Constant(Weight):
 
 
 class Varying(Weight):
-    """A user's function of time; t is a tensor, of shape () or (*batch,) in adaptive batched runs."""
+    """A user's function of time, called with t as a tensor of shape ().
+
+    Members of an adaptive batch have clocks of their own; the function is then mapped over them, in one
+    go if it is written in torch, one by one if not.
+    """
 
     def __init__(self, f: Callable[[Tensor], Any], name: str) -> None:
         self.f, self.name = f, name
 
     def __call__(self, t: Tensor) -> Tensor:
+        if not t.ndim:
+            return self._once(t)
+        times = t.flatten()
+        try:
+            values: Tensor = torch.vmap(self.f)(times)
+        except Exception:  # numpy, math, branches on t: whatever vmap cannot follow
+            values = torch.stack([self._once(s) for s in times])
+        return values.reshape(*t.shape, *values.shape[1:])
+
+    def _once(self, t: Tensor) -> Tensor:
         value = self.f(t)
         return value if isinstance(value, Tensor) else checks.tensor(value, f"{self.name}(t)")
 
@@ -70,7 +85,7 @@ class Layers(Weight):
                 "stack the layers along the first axis",
             )
         times = (
-            checks.positive(dt, "dt") * torch.arange(len(self.values) + 1.0)
+            checks.positive(dt, "dt") * torch.arange(len(self.values) + 1, dtype=torch.float64)
             if edges is None
             else checks.tensor(edges, "edges")
         )
@@ -104,6 +119,21 @@ def weight(value: Any, name: str, ndim: int = 2) -> Weight:
             f"reshape {name}",
         )
     return Constant(value)
+
+
+def fits(value: Tensor, name: str, keep: int, mu: Measure) -> Tensor:
+    """``value``, if it lives where mu does and its batch axes (all but the last ``keep``) match."""
+    value = checks.alike(value, name, mu.coords[0], "the measure")
+    axes = tuple(value.shape[: value.ndim - keep])
+    paired = zip(reversed(axes), reversed(mu.batch), strict=False)
+    if len(axes) > len(mu.batch) or any(a not in (1, b) for a, b in paired):
+        checks.fail(
+            f"{name}.shape",
+            tuple(value.shape),
+            f"its batch axes {axes} do not match those of the measure, {tuple(mu.batch)}",
+            f"give {name} the axes of the measure, or none",
+        )
+    return value
 
 
 def apply(matrix: Tensor, x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -56,6 +56,10 @@ class Measure(ABC):
         """The part of ``u`` that is tangent to the space."""
         return u
 
+    def __getitem__(self, index: Any) -> Self:
+        """Members of the batch, ``mu[0]`` or ``mu[:, 1]``; only batch axes can be indexed."""
+        return self.at(self.coords.map(lambda c: pick(c, self.batch, index)))
+
     @property
     def dtype(self) -> torch.dtype:
         return self.coords[0].dtype
@@ -75,6 +79,12 @@ def where(condition: Tensor, mu: Measure, nu: Measure) -> Measure:
     if bool(condition.all()):
         return mu
     return mu.at(mu.coords.zip(nu.coords, lambda a, b: torch.where(align(condition, a), a, b)))
+
+
+def pick(a: Tensor, batch: torch.Size, index: Any) -> Tensor:
+    """a[index], with the index confined to the leading ``batch`` axes."""
+    members = torch.arange(batch.numel(), device=a.device).reshape(batch)[index]
+    return a.reshape(batch.numel(), *a.shape[len(batch) :])[members]
 
 
 def total(u: Tensor, batch: torch.Size) -> Tensor:

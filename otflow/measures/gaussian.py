@@ -59,10 +59,11 @@ class Gaussian(Measure):
         object.__setattr__(self, "root", root)
 
     @classmethod
-    def from_cov(cls, mean: Any, cov: Any, *, tol: float = 1e-10) -> Self:
+    def from_cov(cls, mean: Any, cov: Any, *, tol: float | None = None) -> Self:
         """The Gaussian with this covariance, which may be singular.
 
-        Eigenvalues down to -tol times the largest one are taken for rounding and set to zero.
+        Eigenvalues down to -tol times the largest one are taken for rounding and set to zero; by default
+        tol is 1e-10 in float64 and 1e-5 in float32.
         """
         cov = checks.tensor(cov, "cov")
         if cov.ndim < 2 or cov.shape[-1] != cov.shape[-2] or 0 in cov.shape:
@@ -72,6 +73,8 @@ class Gaussian(Measure):
                 "a covariance has shape (*batch, d, d), d >= 1",
                 "pass a square matrix",
             )
+        if tol is None:
+            tol = 1e-10 if cov.dtype == torch.float64 else 1e-5
         return cls(mean, _root(cov, tol))
 
     @property

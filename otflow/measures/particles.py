@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from otflow import checks
-from otflow.measures.base import Measure, total
+from otflow.measures.base import Measure, pick, total
 from otflow.spaces import Euclidean, Space
 from otflow.tangent import Tangent
 
@@ -41,6 +41,13 @@ class Particles(Measure):
 
     def __init__(self, x: Any, w: Any = None, label: Any = None, space: Space | None = None) -> None:
         space = Euclidean() if space is None else space
+        if not isinstance(space, Space):
+            checks.fail(
+                "space",
+                repr(space),
+                "an instance of a space is needed",
+                "pass Euclidean(), Sphere() or Torus()",
+            )
         x = _positions(x, space)
         self._set(
             x, None if w is None else _weights(w, x), None if label is None else _labels(label, x), space
@@ -80,6 +87,14 @@ class Particles(Measure):
         other = object.__new__(type(self))
         weights, label = (None if a is None else a.expand(x.shape[:-1]) for a in (self.weights, self.label))
         other._set(x, weights, label, self.space)
+        return other
+
+    def __getitem__(self, index: Any) -> Self:
+        other = object.__new__(type(self))
+        weights, label = (
+            None if a is None else pick(a, self.batch, index) for a in (self.weights, self.label)
+        )
+        other._set(pick(self.x, self.batch, index), weights, label, self.space)
         return other
 
     def nodes(self) -> tuple[Tensor, Tensor]:
@@ -139,8 +154,8 @@ def _weights(w: Any, x: Tensor) -> Tensor:
 
 
 def _labels(label: Any, x: Tensor) -> Tensor:
-    label = checks.tensor(label, "label").to(x.dtype)
-    return checks.alike(_per_token(label, "label", x), "label", x, "x")
+    label = checks.tensor(label, "label").double()  # whatever x is: float32 would merge large labels
+    return checks.beside(_per_token(label, "label", x), "label", x, "x")
 
 
 def _per_token(a: Tensor, name: str, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from otflow import checks
 from otflow.fields import VelocityField
 from otflow.measures import Measure, where
 from otflow.status import code
-from otflow.steppers.base import Memory, Step, Stepper, residual
+from otflow.steppers.base import Memory, Step, Stepper
 from otflow.steppers.explicit import combine, stages
 from otflow.tangent import Tangent, align
 
@@ -45,43 +45,41 @@ class Dopri5(Stepper):
         self.adaptive = adaptive
 
     def step(self, field: VelocityField, t: Tensor, dt: Tensor, mu: Measure, memory: Memory) -> Step:
-        v, carry, failed = stages(field, t, dt, mu, memory.carry, A, C, memory.first)
-        moved = mu.move(dt * combine(B, v))  # the place where v[6] was evaluated
-        tail = (failed, carry.message if carry else "", residual(carry))
+        done = stages(field, t, dt, mu, memory.carry, A, C, memory.first)
+        v, moved = done.v, mu.move(dt * combine(B, done.v))  # the place where v[6] was evaluated
         if not self.adaptive:
-            return Step(moved, dt, dt, Memory(carry, v[-1]), *tail)
+            kept = Memory(done.carry, v[-1])
+            return Step(moved, dt, dt, kept, done.failed, done.message, done.certificate)
         error = self._norm(dt * combine(E, v), mu, moved)
         accept = torch.isfinite(error) & (error <= 1.0) & moved.finite()
         last = memory.error if memory.error is not None else torch.ones_like(error)
         dt_next = dt * _factor(error, last, accept)
-        memory = Memory(
-            carry, _choose(accept, v[-1], v[0]), torch.where(accept & (dt > 0), error.clamp(min=1e-4), last)
-        )
-        failed = _underflow(t, dt, dt_next, mu, v[0], failed)
+        error = torch.where(accept & (dt > 0), error.clamp(min=1e-4), last)
         return Step(
-            where(accept, moved, mu),
-            torch.where(accept, dt, torch.zeros_like(dt)),
-            dt_next,
-            memory,
-            failed,
-            *tail[1:],
+            mu=where(accept, moved, mu),
+            dt=torch.where(accept, dt, torch.zeros_like(dt)),
+            dt_next=dt_next,
+            memory=Memory(done.carry, _choose(accept, v[-1], v[0]), error),
+            failed=_underflow(t, dt, dt_next, mu, v[0], done.failed),
+            message=done.message,
+            certificate=done.certificate,
         )
 
-    def first_dt(self, field: VelocityField, t: Tensor, mu: Measure) -> Tensor:
+    def first_dt(self, field: VelocityField, t: Tensor, mu: Measure, longest: float) -> Tensor:
         """The starting step of Hairer, Norsett, Wanner II.4: Euler should be 1 % accurate over it."""
         v, carry = field.evaluate(t, mu)
         d0, d1 = self._norm(mu.coords, mu, mu), self._norm(v, mu, mu)
         usable = (d0 > 1e-5) & (d1 > 1e-5) & torch.isfinite(d1)
-        h0 = torch.where(
-            usable, 0.01 * d0 / torch.where(usable, d1, torch.ones_like(d1)), torch.full_like(d0, 1e-6)
-        )
+        slow = torch.full_like(d0, 1e-6)
+        h0 = torch.where(usable, 0.01 * d0 / torch.where(usable, d1, slow), slow).clamp(max=longest)
         ahead, _ = field.evaluate(t + h0, mu.move(h0 * v), carry)
         d2 = self._norm((ahead - v) / h0, mu, mu)
         slope = torch.maximum(d1, d2)
         h1 = torch.where(
             slope > 1e-15, (0.01 / slope.clamp(min=1e-15)) ** 0.2, torch.clamp(1e-3 * h0, min=1e-6)
         )
-        return torch.minimum(100 * h0, torch.where(torch.isfinite(h1), h1, h0)).detach()
+        h = torch.minimum(100 * h0, torch.where(torch.isfinite(h1), h1, h0))
+        return h.clamp(max=longest).detach()
 
     def _norm(self, u: Tangent, mu: Measure, moved: Measure) -> Tensor:
         """The root mean square of u in units of the tolerance, (*batch,) in float64."""
@@ -135,6 +133,6 @@ def _underflow(
     speed, size = (
         sum(p.detach().double().reshape(*mu.batch, -1).abs().amax(-1) for p in c) for c in (v, mu.coords)
     )
-    exploding = ~(1e4 * ulp * speed < size)  # not finite counts as exploding
+    exploding = ~(1e4 * ulp * speed <= size)  # a velocity that is not finite counts as exploding
     codes = torch.where(exploding, code("blow_up"), code("stalled"))
     return torch.where(tiny, codes, torch.zeros_like(codes) if failed is None else failed)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from torch import Tensor
 from otflow.fields import Carry, VelocityField
 from otflow.measures import Measure
 from otflow.status import code
-from otflow.steppers.base import Memory, Step, Stepper, residual, stage_time
+from otflow.steppers.base import Memory, Step, Stepper, stage_time
 from otflow.tangent import Tangent
 
 Row = tuple[float, ...]
@@ -24,14 +26,35 @@ class RungeKutta(Stepper):
     c: Row
 
     def step(self, field: VelocityField, t: Tensor, dt: Tensor, mu: Measure, memory: Memory) -> Step:
-        v, carry, failed = stages(field, t, dt, mu, memory.carry, self.a, self.c)
-        moved = mu.move(dt * combine(self.b, v))
-        return Step(
-            moved, dt, dt, Memory(carry=carry), failed, carry.message if carry else "", residual(carry)
-        )
+        done = stages(field, t, dt, mu, memory.carry, self.a, self.c)
+        moved = mu.move(dt * combine(self.b, done.v))
+        return Step(moved, dt, dt, Memory(done.carry), done.failed, done.message, done.certificate)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+class Stages(NamedTuple):
+    """Stage velocities, and what the inner solvers of the field said on the way."""
+
+    v: list[Tangent]
+    carry: Carry | None = None
+    failed: Tensor | None = None  # status codes
+    message: str = ""
+    certificate: Mapping[str, Tensor] = MappingProxyType({})
+
+    def after(self, v: Tangent, carry: Carry | None) -> Stages:
+        """With one more stage; the worst residual and all failures are kept."""
+        if carry is None:
+            return self._replace(v=[*self.v, v])
+        worst = torch.tensor(carry.residual, dtype=torch.float64)
+        if "residual" in self.certificate:
+            worst = torch.maximum(worst, self.certificate["residual"])
+        failed, message = self.failed, self.message
+        if carry.failed is not None and bool(carry.failed.any()):
+            bad = carry.failed.to(torch.int64) * code("max_iter")
+            failed, message = bad if failed is None else torch.maximum(failed, bad), carry.message
+        return Stages([*self.v, v], carry, failed, message, {"residual": worst})
 
 
 def stages(
@@ -43,16 +66,13 @@ def stages(
     a: Sequence[Row],
     c: Row,
     first: Tangent | None = None,
-) -> tuple[list[Tangent], Carry | None, Tensor | None]:
-    """All stage velocities, the last carry, and status codes of inner solvers that missed their tolerance."""
-    v, bad = ([] if first is None else [first]), None
-    for row, c_i in list(zip(a, c, strict=True))[len(v) :]:
-        here = mu.move(dt * combine(row, v)) if row else mu
-        new, carry = field.evaluate(stage_time(t, dt, c_i), here, carry)
-        v.append(new)
-        if carry is not None and carry.failed is not None:
-            bad = carry.failed if bad is None else bad | carry.failed
-    return v, carry, None if bad is None else bad.to(torch.int64) * code("max_iter")
+) -> Stages:
+    """Evaluate the field at all stages; ``first``, if known, is the velocity of the first one."""
+    done = Stages([] if first is None else [first], carry)
+    for row, c_i in list(zip(a, c, strict=True))[len(done.v) :]:
+        here = mu.move(dt * combine(row, done.v)) if row else mu
+        done = done.after(*field.evaluate(stage_time(t, dt, c_i), here, done.carry))
+    return done
 
 
 def combine(coefficients: Row, v: Sequence[Tangent]) -> Tangent:

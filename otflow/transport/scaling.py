@@ -26,9 +26,11 @@ import torch
 from torch import Tensor
 
 from otflow import kernels
+from otflow.errors import ConvergenceError
 from otflow.linalg import conjugate_gradient
+from otflow.spaces import norm
 
-SLOW = 0.5  # a sweep that leaves more than this part of the error calls for Newton
+SLOW = 0.3  # a sweep that leaves more than this part of the error calls for Newton
 CLOSE = 0.5  # marginal error below which Newton is worth a try
 
 
@@ -51,6 +53,10 @@ class Kernel:
         self.shape = torch.Size((*batch, logw.shape[-1]))
         small = q.shape[-2] * k.shape[-2] * batch.numel() <= kernels.DENSE
         self.scores = q @ k.mT if small else None  # computed once, used by every sweep
+
+    def reach(self) -> Tensor:
+        """More than any sensible potential; an astronomic Newton step would drown the error in rounding."""
+        return 4 * norm(self.q).amax(-1) * norm(self.k).amax(-1) + 100.0
 
     def rows(self, g: Tensor) -> Tensor:
         """f(g)."""
@@ -81,13 +87,13 @@ class Kernel:
         """g shifted to mean zero: only g up to a constant has a meaning."""
         return g - torch.where(self.w > 0, self.w * g, torch.zeros_like(g)).sum(-1, keepdim=True)
 
-    def resolvent(self, g: Tensor, b: Tensor, *, tol: float, max_iter: int) -> tuple[Tensor, int]:
+    def resolvent(self, g: Tensor, b: Tensor, *, tol: float, max_iter: int) -> tuple[Tensor, int, bool]:
         """x of mean zero with (I - C R) x = b, up to a constant."""
         R, C = self.forth(g), self.back(self.rows(g))
-        x, used = conjugate_gradient(
+        x, used, done = conjugate_gradient(
             lambda x: self.centred(x - C(R(x))), self.centred(b), self.w, tol=tol, max_iter=max_iter
         )
-        return self.centred(x), used
+        return self.centred(x), used, done
 
 
 class Iteration(ABC):
@@ -117,10 +123,10 @@ class Alternating(Iteration):
 
     def error(self, g: Tensor, image: Tensor) -> Tensor:
         # Rows are exact by the choice of f; column j sums to exp(g_j - T(g)_j).
-        return (self.kernel.w * torch.expm1(g - image).abs()).sum(-1)
+        return _distance(self.kernel.w, g - image)
 
     def newton(self, g: Tensor, image: Tensor, *, tol: float, max_iter: int) -> tuple[Tensor, int]:
-        return self.kernel.resolvent(g, image - g, tol=tol, max_iter=max_iter)
+        return self.kernel.resolvent(g, image - g, tol=tol, max_iter=max_iter)[:2]
 
 
 class Averaged(Iteration):
@@ -132,13 +138,18 @@ class Averaged(Iteration):
     def error(self, g: Tensor, image: Tensor) -> Tensor:
         # With f = g the rows sum to r_i = exp(2 (g_i - image_i)). Renormalising them moves the columns by
         # as much again, so twice sum w |r - 1| bounds the column error of the plan that is used.
-        return 2 * (self.kernel.w * torch.expm1(2 * (g - image)).abs()).sum(-1)
+        return 2 * _distance(self.kernel.w, 2 * (g - image))
 
     def newton(self, g: Tensor, image: Tensor, *, tol: float, max_iter: int) -> tuple[Tensor, int]:
         R = self.kernel.forth(g)
         return conjugate_gradient(
             lambda x: x + R(x), 2 * (image - g), self.kernel.w, tol=tol, max_iter=max_iter
-        )
+        )[:2]
+
+
+def _distance(w: Tensor, log_sums: Tensor) -> Tensor:
+    """sum_i w_i |exp(z_i) - 1|, finite however far off z is."""
+    return (w * torch.expm1(log_sums.clamp(max=500.0)).abs()).sum(-1)
 
 
 def scale(
@@ -166,8 +177,9 @@ def scale(
     error, sweeps, slow = it.error(g, image), 1, False
     while bool(_open(error, tol).any()) and sweeps < max_iter:
         before = error
-        if slow and bool((error[_open(error, tol)] < CLOSE).all()):
-            g, image, error, used = _newton(it, g, image, error, tol, max_iter - sweeps)
+        budget = max_iter - sweeps - 2  # a Newton step ends with two sweeps
+        if slow and budget > 0 and bool((error[_open(error, tol)] < CLOSE).all()):
+            g, image, error, used = _newton(it, g, image, error, tol, budget)
             sweeps += used
         g, image = image, it.image(image)
         error = it.error(g, image)
@@ -189,16 +201,13 @@ def _newton(
     trial = g + step
     trial_image = it.image(trial)
     trial_error = it.error(trial, trial_image)
-    better = trial_error < error
+    better = (trial_error < error) & (trial.abs().amax(-1) <= it.kernel.reach())
     g, image = (torch.where(better[..., None], a, b) for a, b in ((trial, g), (trial_image, image)))
     return g, image, torch.where(better, trial_error, error), used + 1
 
 
 class _Potential(torch.autograd.Function):
     """g as a function of (q, k, log w) by the implicit function theorem: dg = (I - C R)^-1 dT at fixed g."""
-
-    TOL = 1e-12
-    MAX_ITER = 500
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, logw: Tensor, g: Tensor) -> Tensor:
@@ -207,8 +216,9 @@ class _Potential(torch.autograd.Function):
         return g.clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise NotImplementedError("second derivatives of Sinkhorn attention are not available")
         q, k, logw, g = ctx.saved_tensors
         kernel = Kernel(q, k, logw)
         # The transpose of C R is W C R W^-1, so its resolvent is the same solve between two weightings.
@@ -216,7 +226,7 @@ class _Potential(torch.autograd.Function):
         b = torch.where(
             seen, grad / torch.where(seen, kernel.w, torch.ones_like(grad)), torch.zeros_like(grad)
         )
-        x, _ = kernel.resolvent(g, b, tol=_Potential.TOL, max_iter=_Potential.MAX_ITER)
+        x = _implicit(kernel, g, b)
         with torch.enable_grad():
             leaves = [a.detach().requires_grad_() for a in (q, k, logw)]
             image = Alternating(Kernel(*leaves)).image(g.detach())
@@ -231,8 +241,17 @@ class _Potential(torch.autograd.Function):
         kernel = Kernel(q, k, logw)
         f = kernel.rows(g)
         df = -kernels.lse_tangent(q, k, g + logw, dq, dk, dl)
-        image = -kernels.lse_tangent(k, q, f + logw, dk, dq, df + dl)
-        return kernel.resolvent(g, image, tol=_Potential.TOL, max_iter=_Potential.MAX_ITER)[0]
+        return _implicit(kernel, g, -kernels.lse_tangent(k, q, f + logw, dk, dq, df + dl))
+
+
+def _implicit(kernel: Kernel, g: Tensor, b: Tensor) -> Tensor:
+    """(I - C R)^-1 b, or an error: a derivative has no status to report a missed tolerance in."""
+    x, used, done = kernel.resolvent(g, b, tol=1e-12, max_iter=1000)
+    if not done and not kernel.resolvent(g, b, tol=1e-6, max_iter=used)[2]:
+        raise ConvergenceError(
+            f"derivative of Sinkhorn potentials: {used} conjugate-gradient steps were not enough", x
+        )
+    return x
 
 
 def potential(q: Tensor, k: Tensor, logw: Tensor, g: Tensor) -> Tensor:

@@ -1,0 +1,11 @@
+"""Settings for all tests."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+
+# torch's forward mode imports this on first use, which warns of a deprecation within torch itself.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    importlib.import_module("torch._decomp.decompositions_for_jvp")

@@ -1,0 +1,135 @@
+"""Roots at repeated and vanishing eigenvalues; conjugate gradients in a weighted inner product."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.linalg import sqrtm as scipy_sqrtm
+from torch import Tensor
+
+from otflow.linalg import conjugate_gradient, sqrtm
+from tests.samples import normal
+
+REPEATED = [(1.0, 1.0, 1.0), (2.0, 2.0, 1.0), (4.0, 1e-3, 1e-3), (3.0, 2.0, 1.0)]
+
+
+def spd(values: tuple[float, ...], seed: int = 0) -> Tensor:
+    turn = np.linalg.qr(normal(len(values), len(values), seed=seed))[0]
+    s = (turn * np.array(values)) @ turn.T
+    return torch.tensor((s + s.T) / 2)
+
+
+def root(a: Tensor) -> Tensor:
+    """sqrtm as a function of any matrix, so that differences may leave the symmetric ones."""
+    return sqrtm((a + a.mT) / 2)
+
+
+@pytest.mark.parametrize("values", REPEATED)
+def test_the_root_is_that_of_scipy(values: tuple[float, ...]) -> None:
+    s = spd(values)
+    np.testing.assert_allclose(sqrtm(s), scipy_sqrtm(s.numpy()).real, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("values", REPEATED)
+def test_the_derivative_of_a_root_is_right_at_repeated_eigenvalues(values: tuple[float, ...]) -> None:
+    s = spd(values).requires_grad_()
+    assert torch.autograd.gradcheck(root, s, eps=1e-6, atol=1e-5, check_forward_ad=True)
+
+
+def test_the_derivative_is_right_at_the_identity_of_a_batch() -> None:
+    s = torch.eye(2, dtype=torch.float64).repeat(3, 1, 1).requires_grad_()
+    assert torch.autograd.gradcheck(root, s, check_forward_ad=True)
+
+
+def test_the_root_solves_its_lyapunov_equation() -> None:
+    """R dR + dR R = dS, with dR by forward mode."""
+    s, ds = spd((3.0, 1.0, 1.0)), spd((0.3, -1.0, 2.0), seed=4)
+    with forward_ad.dual_level():
+        r, dr = forward_ad.unpack_dual(sqrtm(forward_ad.make_dual(s, ds)))
+    torch.testing.assert_close(r @ dr + dr @ r, ds, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("values", [(1.0, 1.0, 0.0), (1.0, 0.0, 0.0), (0.0, 0.0, 0.0)])
+def test_at_a_singular_matrix_root_and_gradient_stay_finite(values: tuple[float, ...]) -> None:
+    s = spd(values).requires_grad_()
+    r = sqrtm(s)
+    torch.testing.assert_close(r @ r, s, rtol=0, atol=1e-14)
+    r.diagonal().sum().backward()
+    assert bool(torch.isfinite(s.grad).all())
+
+
+def test_an_eigenvalue_below_zero_is_taken_for_zero() -> None:
+    torch.testing.assert_close(
+        sqrtm(torch.diag(torch.tensor([4.0, -1e-9]))), torch.diag(torch.tensor([2.0, 0.0]))
+    )
+
+
+# --- conjugate gradients -----------------------------------------------------------------------------
+
+
+def self_adjoint(n: int, w: np.ndarray, seed: int) -> np.ndarray:
+    """M = W^-1 S with S positive definite, self-adjoint in the inner product of w."""
+    a = normal(n, n, seed=seed)
+    return (a @ a.T + np.eye(n)) / w[:, None]
+
+
+@given(st.integers(1, 12), st.integers(0, 1000))
+@settings(deadline=None, max_examples=30)
+def test_conjugate_gradients_solve_what_numpy_solves(n: int, seed: int) -> None:
+    w = np.random.default_rng(seed).uniform(0.5, 2.0, n)
+    M, b = self_adjoint(n, w, seed), normal(n, seed=seed + 1)
+    x, used = conjugate_gradient(
+        lambda p: p @ torch.tensor(M).mT, torch.tensor(b), torch.tensor(w), tol=1e-13, max_iter=20 * n + 20
+    )
+    assert used < 20 * n + 20
+    np.testing.assert_allclose(x, np.linalg.solve(M, b), rtol=1e-8, atol=1e-9)
+
+
+def test_conjugate_gradients_end_after_as_many_products_as_there_are_eigenvalues() -> None:
+    w = torch.ones(20, dtype=torch.float64)
+    values = torch.tensor([1.0, 2.0, 5.0]).double().repeat(7)[:20]
+    x, used = conjugate_gradient(lambda p: values * p, w, w, tol=1e-12, max_iter=20)
+    assert used == 3
+    torch.testing.assert_close(x, 1 / values)
+
+
+def test_members_of_a_batch_are_solved_independently() -> None:
+    n, w = 5, np.full(5, 0.2)
+    M = np.stack([self_adjoint(n, w, 0), 1e3 * self_adjoint(n, w, 1)])
+    b = torch.tensor(normal(2, n))
+    x, _ = conjugate_gradient(
+        lambda p: (torch.tensor(M) @ p[..., None])[..., 0], b, torch.tensor(w), tol=1e-13, max_iter=50
+    )
+    for i in range(2):
+        np.testing.assert_allclose(x[i], np.linalg.solve(M[i], b[i]), rtol=1e-9, atol=1e-12)
+
+
+def test_a_zero_right_hand_side_needs_no_product() -> None:
+    zero = torch.zeros(4, dtype=torch.float64)
+    x, used = conjugate_gradient(lambda p: p, zero, zero + 1, tol=1e-10, max_iter=10)
+    assert used == 0
+    assert torch.equal(x, zero)
+
+
+def test_a_zero_member_does_not_turn_into_nan() -> None:
+    b = torch.tensor([[0.0, 0.0], [1.0, 2.0]], dtype=torch.float64)
+    x, _ = conjugate_gradient(lambda p: 2 * p, b, torch.ones(2, dtype=torch.float64), tol=1e-12, max_iter=5)
+    torch.testing.assert_close(x, b / 2)
+
+
+def test_the_limit_on_products_is_kept() -> None:
+    calls = []
+    values = torch.linspace(1, 1e6, 50, dtype=torch.float64)
+
+    def matvec(p: Tensor) -> Tensor:
+        calls.append(1)
+        return values * p
+
+    _, used = conjugate_gradient(
+        matvec, torch.ones(50).double(), torch.ones(50).double(), tol=1e-14, max_iter=4
+    )
+    assert used == len(calls) == 4
