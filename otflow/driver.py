@@ -18,7 +18,7 @@ from otflow.errors import FlowError, StepError
 from otflow.fields import VelocityField
 from otflow.measures import Measure, where
 from otflow.noise import BrownianPath, Noise
-from otflow.schedule import End, schedule
+from otflow.schedule import End, saves_start, schedule
 from otflow.steppers import Memory, Step, Stepper
 from otflow.trajectory import Trajectory
 
@@ -76,7 +76,7 @@ def flow(
         path = None if noise is None else noise.bind(mu0)
         run = _start(mu0, field, stepper, times)
         log = Recorder(dict(observe or {}))
-        if save_at is None or float(np.asarray(save_at).flat[0]) == times.t0:
+        if saves_start(times.t0, times.t1, save_at):
             log.save(times.t0, mu0)
         with tqdm(total=times.t1 - times.t0, disable=not progress, unit="t") as bar:
             run = _drive(run, Problem(field, stepper, noise, path), ends, limits, log, bar)

@@ -38,15 +38,16 @@ class _Root(torch.autograd.Function):
 class _Lyapunov(torch.autograd.Function):
     """(R, C) -> X with R X + X R = C; its derivatives are solutions of the same equation.
 
-    In the eigenbasis of R, X_ij = C_ij / (r_i + r_j). Where r_i + r_j = 0 there is no solution, and zero
-    is used.
+    In the eigenbasis of R, X_ij = C_ij / (r_i + r_j). Where r_i + r_j vanishes, up to the rounding of R^2,
+    there is no solution, and zero is used.
     """
 
     @staticmethod
     def forward(ctx: Any, root: Tensor, c: Tensor) -> Tensor:
         r, vectors = torch.linalg.eigh(root)
         total = r[..., :, None] + r[..., None, :]
-        solvable = total > torch.finfo(r.dtype).tiny
+        noise = 4 * torch.finfo(r.dtype).eps ** 0.5 * r.abs().amax(-1)[..., None, None]
+        solvable = total > noise
         inverse = torch.where(
             solvable, 1 / torch.where(solvable, total, torch.ones_like(total)), torch.zeros_like(total)
         )
@@ -156,18 +157,19 @@ def conjugate_gradient(
 
     x, r, p = torch.zeros_like(b), b, b
     rr = inner(r, r)
-    goal = tol**2 * rr
+    goal, open_ = tol**2 * rr, rr > 0
     for used in range(max_iter):
-        if not bool((rr > goal).any()):
-            return x, used, True
+        open_ = open_ & (rr > goal)
+        if not bool(open_.any()):
+            return x, used, bool((rr <= goal).all())
         mp = matvec(p)
         curvature = inner(p, mp)
-        active = (rr > goal) & (curvature > 0)
-        alpha = _ratio(rr, curvature, active)
+        open_ = open_ & (curvature > 0)  # without curvature there is nowhere to go: not converged
+        alpha = _ratio(rr, curvature, open_)
         x, r = x + alpha * p, r - alpha * mp
-        new = torch.where(active, inner(r, r), torch.zeros_like(rr))
-        p, rr = r + _ratio(new, rr, active) * p, new
-    return x, max_iter, not bool((rr > goal).any())
+        new = torch.where(open_, inner(r, r), rr)
+        p, rr = r + _ratio(new, rr, open_) * p, new
+    return x, max_iter, bool((rr <= goal).all())
 
 
 def _ratio(a: Tensor, b: Tensor, where: Tensor) -> Tensor:

@@ -310,7 +310,8 @@ def _ways(ax: Any, cloud: Particles, x: np.ndarray, t: np.ndarray, rgba: np.ndar
     segments = _segments(x)[near]
     kind = Line3DCollection if x.shape[-1] == 3 else LineCollection
     colours = _veiled(ax, cloud, segments.mean(1), shade[near])
-    ax.add_collection(kind(list(segments), colors=colours, linewidths=width, zorder=2))
+    pixels = len(segments) > 2000  # as curves they would weigh megabytes in vector graphics
+    ax.add_collection(kind(list(segments), colors=colours, linewidths=width, zorder=2, rasterized=pixels))
     if cloud.d == 3:
         ax.auto_scale_xyz(*x.reshape(-1, 3).T)
 

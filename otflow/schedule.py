@@ -40,6 +40,11 @@ def schedule(
     return ends
 
 
+def saves_start(t0: float, t1: float, save_at: Any) -> bool:
+    """Whether t0 itself is a save time."""
+    return save_at is None or _check_save_at(save_at, t0, t1)[0] == t0
+
+
 def _save_times(t0: float, t1: float, dt: float | None, save_at: Any, *, adaptive: bool) -> list[float]:
     if save_at is not None:
         return [*_check_save_at(save_at, t0, t1), t1]
@@ -66,11 +71,12 @@ def _check_save_at(save_at: Any, t0: float, t1: float) -> list[float]:
             f"save times increase, but the one before is {float(times[index])}",
             "sort them and drop repetitions",
         )
-    if times[0] < t0 or times[-1] > t1:
+    slack = SNAP * (t1 - t0)
+    if times[0] < t0 - slack or times[-1] > t1 + slack:
         checks.fail(
             "save_at",
             f"times from {float(times[0])} to {float(times[-1])}",
             f"they must lie in [t0, t1] = [{t0}, {t1}]",
             "change t0, t1 or save_at",
         )
-    return [float(t) for t in times]
+    return [min(max(float(t), t0), t1) for t in times]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from otflow.checks import fail, positive
 
 class Space(ABC):
     """A manifold embedded in R^d (or a quotient of it): tangent projection, moves and distances."""
+
+    linear: ClassVar[bool] = True  # whether positions are vectors, so that matrices may act on them
 
     @abstractmethod
     def check(self, x: Tensor) -> Tensor:
@@ -112,6 +115,7 @@ class Torus(Space):
     tensor(0.2000)
     """
 
+    linear: ClassVar[bool] = False  # coordinates wrap around
     period: float = 2 * math.pi
 
     def __post_init__(self) -> None:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import importlib
 import warnings
 
+from hypothesis import settings
+
 # torch's forward mode imports this on first use, which warns of a deprecation within torch itself.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     importlib.import_module("torch._decomp.decompositions_for_jvp")
+
+# The same examples every time: a red run must be red again.
+settings.register_profile("otflow", derandomize=True, deadline=None)
+settings.load_profile("otflow")

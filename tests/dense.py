@@ -60,7 +60,11 @@ def log_sum_exp(a: Array, axis: int) -> Array:
 
 
 def sinkhorn_potential(s: Array, w: Array, sweeps: int = 200_000) -> Array:
-    """g such that e^(s_ij + f_i + g_j) is bistochastic against w; plain Sinkhorn until it stands still."""
+    """g such that e^(s_ij + f_i + g_j) is bistochastic against w.
+
+    Plain Sinkhorn until it stands still, which is not yet the solution where it creeps; then Newton steps
+    by least squares on the dense Jacobian.
+    """
     keep = w > 0
     logw, s = np.log(w[keep]), s[np.ix_(keep, keep)]
     g = np.zeros(keep.sum())
@@ -71,6 +75,14 @@ def sinkhorn_potential(s: Array, w: Array, sweeps: int = 200_000) -> Array:
         moved, g = np.abs(new - g).max(), new
         if moved < 4e-15 * max(1.0, np.abs(g).max()):
             break
+    for _ in range(3):
+        a = s + g + logw
+        f = -log_sum_exp(a, 1)
+        c = s + (f + logw)[:, None]
+        image = -log_sum_exp(c, 0)
+        rows, columns = np.exp(a + f[:, None]), np.exp(c + image)
+        step = np.linalg.lstsq(np.eye(len(g)) - columns.T @ rows, image - g, rcond=1e-13)[0]
+        g = g + step - step.mean()
     out = np.full(len(w), -np.inf)
     out[keep] = g
     return out

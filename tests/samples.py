@@ -24,11 +24,6 @@ def unit(*shape: int, seed: int = 0) -> Array:
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
-def weights(*shape: int, seed: int = 0) -> Array:
-    w = np.random.default_rng(seed).uniform(0.5, 2.0, shape)
-    return w / w.sum(-1, keepdims=True)
-
-
 def centres(cells: int, low: float = -1.0, high: float = 1.0) -> Array:
     """Centres of equal cells that fill [low, high]."""
     return low + (high - low) * (np.arange(cells) + 0.5) / cells

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.linalg import sqrtm as scipy_sqrtm
 from torch import Tensor
 
-from otflow.linalg import conjugate_gradient, sqrtm
+from otflow.linalg import conjugate_gradient, contraction, lyapunov, sqrtm
 from tests.samples import normal
 
 REPEATED = [(1.0, 1.0, 1.0), (2.0, 2.0, 1.0), (4.0, 1e-3, 1e-3), (3.0, 2.0, 1.0)]
@@ -53,6 +53,46 @@ def test_the_root_solves_its_lyapunov_equation() -> None:
     torch.testing.assert_close(r @ dr + dr @ r, ds, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("values", REPEATED)
+def test_a_root_has_second_derivatives(values: tuple[float, ...]) -> None:
+    assert torch.autograd.gradgradcheck(root, spd(values).requires_grad_(), eps=1e-5, atol=1e-3, rtol=1e-3)
+
+
+def test_a_lyapunov_equation_is_solved_and_differentiated() -> None:
+    r, c = spd((2.0, 1.0, 1.0)), spd((0.3, -1.0, 2.0), seed=4)
+    x = lyapunov(r, c)
+    torch.testing.assert_close(r @ x + x @ r, c, rtol=1e-13, atol=1e-14)
+
+    def solve(r: Tensor, c: Tensor) -> Tensor:
+        return lyapunov((r + r.mT) / 2, (c + c.mT) / 2)
+
+    assert torch.autograd.gradcheck(solve, (r.requires_grad_(), c.requires_grad_()), check_forward_ad=True)
+
+
+SINGULAR = [(3.0, 2.0, 1.0), (1.0, 1.0, 1.0), (1.0, 1.0, 0.0), (0.0, 0.0, 0.0)]
+
+
+@pytest.mark.parametrize("values", SINGULAR)
+def test_a_contraction_solves_its_equation(values: tuple[float, ...]) -> None:
+    n = spd(values) @ torch.tensor(np.linalg.qr(normal(3, 3, seed=8))[0])
+    m = contraction(n)
+    torch.testing.assert_close((torch.eye(3).double() - m @ m.mT) @ n, m, rtol=1e-12, atol=1e-13)
+
+
+def test_a_contraction_contracts_however_large_its_matrix() -> None:
+    m = contraction(torch.diag(torch.tensor([1e12, 1.0, 1e-12], dtype=torch.float64)))
+    expected = [1.0, 2 / (1 + 5**0.5), 1e-12]
+    torch.testing.assert_close(m, torch.diag(torch.tensor(expected, dtype=torch.float64)), rtol=1e-11, atol=0)
+
+
+@pytest.mark.parametrize("values", SINGULAR)
+def test_a_contraction_is_differentiable_at_equal_and_at_zero_singular_values(
+    values: tuple[float, ...],
+) -> None:
+    n = spd(values) @ torch.tensor(np.linalg.qr(normal(3, 3, seed=8))[0])
+    assert torch.autograd.gradcheck(contraction, n.requires_grad_(), check_forward_ad=True)
+
+
 @pytest.mark.parametrize("values", [(1.0, 1.0, 0.0), (1.0, 0.0, 0.0), (0.0, 0.0, 0.0)])
 def test_at_a_singular_matrix_root_and_gradient_stay_finite(values: tuple[float, ...]) -> None:
     s = spd(values).requires_grad_()
@@ -82,9 +122,10 @@ def self_adjoint(n: int, w: np.ndarray, seed: int) -> np.ndarray:
 def test_conjugate_gradients_solve_what_numpy_solves(n: int, seed: int) -> None:
     w = np.random.default_rng(seed).uniform(0.5, 2.0, n)
     M, b = self_adjoint(n, w, seed), normal(n, seed=seed + 1)
-    x, used = conjugate_gradient(
+    x, used, done = conjugate_gradient(
         lambda p: p @ torch.tensor(M).mT, torch.tensor(b), torch.tensor(w), tol=1e-13, max_iter=20 * n + 20
     )
+    assert done
     assert used < 20 * n + 20
     np.testing.assert_allclose(x, np.linalg.solve(M, b), rtol=1e-8, atol=1e-9)
 
@@ -92,7 +133,8 @@ def test_conjugate_gradients_solve_what_numpy_solves(n: int, seed: int) -> None:
 def test_conjugate_gradients_end_after_as_many_products_as_there_are_eigenvalues() -> None:
     w = torch.ones(20, dtype=torch.float64)
     values = torch.tensor([1.0, 2.0, 5.0]).double().repeat(7)[:20]
-    x, used = conjugate_gradient(lambda p: values * p, w, w, tol=1e-12, max_iter=20)
+    x, used, done = conjugate_gradient(lambda p: values * p, w, w, tol=1e-12, max_iter=20)
+    assert done
     assert used == 3
     torch.testing.assert_close(x, 1 / values)
 
@@ -101,23 +143,28 @@ def test_members_of_a_batch_are_solved_independently() -> None:
     n, w = 5, np.full(5, 0.2)
     M = np.stack([self_adjoint(n, w, 0), 1e3 * self_adjoint(n, w, 1)])
     b = torch.tensor(normal(2, n))
-    x, _ = conjugate_gradient(
+    x, _, done = conjugate_gradient(
         lambda p: (torch.tensor(M) @ p[..., None])[..., 0], b, torch.tensor(w), tol=1e-13, max_iter=50
     )
+    assert done
     for i in range(2):
         np.testing.assert_allclose(x[i], np.linalg.solve(M[i], b[i]), rtol=1e-9, atol=1e-12)
 
 
 def test_a_zero_right_hand_side_needs_no_product() -> None:
     zero = torch.zeros(4, dtype=torch.float64)
-    x, used = conjugate_gradient(lambda p: p, zero, zero + 1, tol=1e-10, max_iter=10)
+    x, used, done = conjugate_gradient(lambda p: p, zero, zero + 1, tol=1e-10, max_iter=10)
+    assert done
     assert used == 0
     assert torch.equal(x, zero)
 
 
 def test_a_zero_member_does_not_turn_into_nan() -> None:
     b = torch.tensor([[0.0, 0.0], [1.0, 2.0]], dtype=torch.float64)
-    x, _ = conjugate_gradient(lambda p: 2 * p, b, torch.ones(2, dtype=torch.float64), tol=1e-12, max_iter=5)
+    x, _, done = conjugate_gradient(
+        lambda p: 2 * p, b, torch.ones(2, dtype=torch.float64), tol=1e-12, max_iter=5
+    )
+    assert done
     torch.testing.assert_close(x, b / 2)
 
 
@@ -129,7 +176,17 @@ def test_the_limit_on_products_is_kept() -> None:
         calls.append(1)
         return values * p
 
-    _, used = conjugate_gradient(
+    _, used, done = conjugate_gradient(
         matvec, torch.ones(50).double(), torch.ones(50).double(), tol=1e-14, max_iter=4
     )
+    assert not done
     assert used == len(calls) == 4
+
+
+@pytest.mark.parametrize("values", [(-1.0, -1.0), (1.0, -1.0), (0.0, 0.0), (2.0, 0.0)])
+def test_convergence_is_not_claimed_for_an_operator_that_is_not_positive(values: tuple[float, ...]) -> None:
+    """The right-hand side (1, 2) is out of the reach of these, or of the method."""
+    m, b = torch.tensor(values, dtype=torch.float64), torch.tensor([1.0, 2.0], dtype=torch.float64)
+    x, _, done = conjugate_gradient(lambda p: m * p, b, torch.ones(2).double(), tol=1e-10, max_iter=10)
+    assert bool(torch.isfinite(x).all())
+    assert done == bool((m * x - b).norm() <= 1e-9 * b.norm())

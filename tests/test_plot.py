@@ -142,7 +142,7 @@ def test_trails_on_a_line_run_along_time() -> None:
 
 
 def test_trails_do_not_cross_a_torus_where_they_leave_it() -> None:
-    drift = of.Perceptron(W=EYE, U=0 * EYE, b=[1.0, 0.0])
+    drift = of.SteepestDescent(of.Potential(lambda x: -x[..., 0]), of.Wasserstein())
     mu = of.Particles([[0.85, 0.5], [0.2, 0.5]], space=of.Torus(1.0))
     segments = np.array(lines(plot.trails(run(mu, field=drift), ax=axes())).get_segments())
     assert len(segments) == 2 * 3 - 1

@@ -215,8 +215,8 @@ FIELDS: dict[str, Callable[[], of.VelocityField]] = {**ATTENTIONS, **CAUSAL, **O
 
 # --- which field moves which measure -----------------------------------------------------------------
 
-CLOUDS = ("cloud", "weighted", "labelled", "batched", "batched_labelled", "sphere", "torus")
-LABELLED = ("labelled", "batched_labelled", "sphere", "torus")
+CLOUDS = ("cloud", "weighted", "labelled", "batched", "batched_labelled", "sphere")
+LABELLED = ("labelled", "batched_labelled", "sphere")
 GAUSSIANS = ("gaussian", "gaussian_of_rank_two", "gaussian_batched")
 GRIDS = ("grid", "grid_2d", "grid_3d")
 CLOSED = tuple(name for name in ATTENTIONS if name not in ("sigmoid", "unnormalised"))  # keep Gaussians so

@@ -197,12 +197,12 @@ def _fluctuations(
     fields: Fields, rng: np.random.Generator, *, quick: bool, progress: Progress
 ) -> dict[str, dict[int, float]]:
     """The standard deviation of the second moment at t = 1 over independent clouds, against n."""
-    sizes, copies = ((25, 100), 128) if quick else ((25, 100, 400), 160)
+    copies = {25: 128, 100: 128} if quick else {25: 256, 100: 256, 400: 80}
     out: dict[str, dict[int, float]] = {name: {} for name in fields}
-    for i, n in enumerate(sizes):
-        clouds = of.Particles(rng.uniform(-1.0, 1.0, (copies, n, 2)))
+    for i, (n, count) in enumerate(copies.items()):
+        clouds = of.Particles(rng.uniform(-1.0, 1.0, (count, n, 2)))
         for name, field in fields.items():
-            progress(0.6 + 0.4 * i / len(sizes), f"{copies} clouds of {n} tokens, {name}")
+            progress(0.6 + 0.4 * i / len(copies), f"{count} clouds of {n} tokens, {name}")
             final = of.flow(clouds, field, of.RK4(), t1=1.0, dt=0.25).final
             out[name][n] = float(of.observables.second_moment(final).std())
     return out

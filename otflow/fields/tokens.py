@@ -57,6 +57,13 @@ def evaluate(mu: Measure, field: TokenField, t: Tensor, carry: Carry | None) -> 
 
 @evaluate.register(Particles)
 def _(mu: Particles, field: TokenField, t: Tensor, carry: Carry | None) -> tuple[Tangent, Carry | None]:
+    if not mu.space.linear:
+        checks.fail(
+            "space",
+            mu.space,
+            f"{type(field).__name__} applies matrices to tokens, which would jump where coordinates wrap",
+            "use Sphere(), or an Interaction that is periodic",
+        )
     v, carry = field.velocity_at(t, mu, mu.x, mu.label, carry)
     return mu.tangent(Tangent([_full(v, mu.d).expand(mu.x.shape)])), carry
 

@@ -54,13 +54,17 @@ class Dopri5(Stepper):
         accept = torch.isfinite(error) & (error <= 1.0) & moved.finite()
         last = memory.error if memory.error is not None else torch.ones_like(error)
         dt_next = dt * _factor(error, last, accept)
+        # A solver that gave up during a step that is rejected anyway gets another chance.
+        failed = (
+            None if done.failed is None else torch.where(accept, done.failed, torch.zeros_like(done.failed))
+        )
         error = torch.where(accept & (dt > 0), error.clamp(min=1e-4), last)
         return Step(
             mu=where(accept, moved, mu),
             dt=torch.where(accept, dt, torch.zeros_like(dt)),
             dt_next=dt_next,
             memory=Memory(done.carry, _choose(accept, v[-1], v[0]), error),
-            failed=_underflow(t, dt, dt_next, mu, v[0], done.failed),
+            failed=_underflow(t, dt, dt_next, mu, v[0], failed),
             message=done.message,
             certificate=done.certificate,
         )

@@ -856,6 +856,10 @@ WRONG: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ("tol = nan", "> 0"),
     ),
     "no sweeps": (lambda: of.SinkhornAttention(EYE3, EYE3, EYE3, max_iter=0), ("max_iter = 0",)),
+    "matrices where coordinates wrap": (
+        lambda: SOFTMAX(0.0, of.Particles(np.ones((4, 3)), space=of.Torus(2.0))),
+        ("Torus", "wrap", "Sphere()"),
+    ),
     "half a sweep": (lambda: of.SinkhornAttention(EYE3, EYE3, EYE3, max_iter=0.5), ("max_iter = 0.5",)),
     "heads that are no attention": (
         lambda: of.MultiHead([of.Perceptron(EYE3, EYE3)]),

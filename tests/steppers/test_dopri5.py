@@ -139,7 +139,7 @@ def test_a_stiff_member_does_not_change_the_result_of_another() -> None:
 def test_members_of_a_batch_take_steps_of_their_own_size() -> None:
     field, members = stiff_pair()
     both, t = of.Particles(torch.stack([mu.x for mu in members])), torch.zeros(2, dtype=torch.float64)
-    dt = of.Dopri5().first_dt(field, t, both)
+    dt = of.Dopri5().first_dt(field, t, both, 1.0)
     assert dt[0] > 20 * dt[1] > 0
 
 
