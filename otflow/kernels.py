@@ -145,7 +145,8 @@ def _fused(scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
     if scores.b is not None:
         q = torch.cat([q, torch.ones_like(q[..., :1])], -1)
         k = torch.cat([k, scores.b.clamp(min=lowest)[..., None]], -1)
-    width = max(q.shape[-1], e, 4)
+    # Narrow heads are slower than padded ones (measured: 2 to 16 coordinates in float32, 2 to 4 in float64).
+    width = max(q.shape[-1], e, 16 if q.dtype == torch.float32 else 4)
     q, k, v = (torch.nn.functional.pad(a, (0, width - a.shape[-1]))[:, None] for a in (q, k, v))
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=1.0)
     out, lse = out[:, 0, :, :e], lse[:, 0]
