@@ -31,7 +31,7 @@ high = of.Particles(2.5 + rng.normal(size=(n, 1)), label=label)
 low = of.Particles(-2.5 + rng.normal(size=(n, 1)), label=label)
 
 eye = torch.eye(1, dtype=torch.float64)
-decay = of.Perceptron(W=-(1 + kappa) * eye, U=eye, activation=lambda z: z)
+decay = of.Perceptron(W=-(1 + kappa) * eye, U=eye, activation=None)
 field = of.SoftmaxAttention(eye, eye, eye, causal=True) + decay
 
 # %%

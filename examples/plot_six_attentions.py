@@ -53,7 +53,7 @@ attentions = {
     "unnormalised": of.UnnormalisedAttention(0.6 * eye, 0.6 * eye, 1.5 * turn),
     "two heads": of.MultiHead(heads, mix=[eye[:, :1], eye[:, 1:]]),
 }
-decay = of.Perceptron(W=-eye, U=eye, activation=lambda z: z)
+decay = of.Perceptron(W=-eye, U=eye, activation=None)
 flows = {name: of.flow(cloud, field + decay, of.Dopri5(), t1=8.0) for name, field in attentions.items()}
 
 # %%

@@ -19,6 +19,7 @@ _HOME = {
     "energies": ("Energy", "Potential", "Interaction"),
     "metrics": ("Metric", "Wasserstein", "Twisted"),
     "fields": (
+        "Carry",
         "VelocityField",
         "SteepestDescent",
         "SoftmaxAttention",
@@ -34,15 +35,25 @@ _HOME = {
     "noise": ("Noise", "CommonNoise", "IndependentNoise", "BrownianPath"),
     "driver": ("flow",),
     "trajectory": ("Trajectory",),
-    "errors": ("OtflowError", "InputError", "ConvergenceError", "FlowError", "NotFiniteError"),
+    "errors": (
+        "OtflowError",
+        "InputError",
+        "ConvergenceError",
+        "DerivativeError",
+        "FlowError",
+        "NotFiniteError",
+        "StepError",
+    ),
 }
 _MODULES = ("observables", "plot")
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "BrownianPath",
+    "Carry",
     "CommonNoise",
     "ConvergenceError",
+    "DerivativeError",
     "Dopri5",
     "Energy",
     "Euclidean",
@@ -73,6 +84,7 @@ __all__ = [
     "Sphere",
     "SteepestDescent",
     "Step",
+    "StepError",
     "Stepper",
     "Tangent",
     "Torus",
@@ -92,7 +104,11 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"otflow.{name}")
     if name not in _WHERE:
-        raise AttributeError(f"module 'otflow' has no attribute {name!r}")
+        import difflib
+
+        close = difflib.get_close_matches(name.lower(), {n.lower(): n for n in __all__}, n=1)
+        hint = f"; did you mean {next(n for n in __all__ if n.lower() == close[0])!r}?" if close else ""
+        raise AttributeError(f"module 'otflow' has no attribute {name!r}{hint}", name=None)
     value = getattr(importlib.import_module(f"otflow.{_WHERE[name]}"), name)
     globals()[name] = value
     return value
@@ -107,8 +123,17 @@ if TYPE_CHECKING:
     import otflow.plot as plot
     from otflow.driver import flow
     from otflow.energies import Energy, Interaction, Potential
-    from otflow.errors import ConvergenceError, FlowError, InputError, NotFiniteError, OtflowError
+    from otflow.errors import (
+        ConvergenceError,
+        DerivativeError,
+        FlowError,
+        InputError,
+        NotFiniteError,
+        OtflowError,
+        StepError,
+    )
     from otflow.fields import (
+        Carry,
         L2Attention,
         Layers,
         MultiHead,

@@ -26,6 +26,8 @@ def tensor(value: Any, name: str) -> Tensor:
     Integers become float64. Numpy input is copied (so that a later change of the array cannot
     change a measure, and read-only or memory-mapped arrays are safe); a tensor keeps its graph.
     """
+    if not isinstance(value, Tensor):
+        value = _stacked(value)
     out = value if isinstance(value, Tensor) else _from_numpy(value, name)
     if out.is_complex():
         fail(
@@ -46,6 +48,13 @@ def tensor(value: Any, name: str) -> Tensor:
     return finite(out if out.dtype in FLOATS else out.to(torch.float64), name)
 
 
+def _stacked(value: Any) -> Any:
+    """A list of tensors as one tensor, with its graph; anything else as it is."""
+    if isinstance(value, list | tuple | torch.nn.ParameterList) and all(isinstance(v, Tensor) for v in value):
+        return torch.stack(list(value)) if len(value) else value
+    return value
+
+
 def _from_numpy(value: Any, name: str) -> Tensor:
     try:
         array = np.asarray(value)
@@ -53,6 +62,8 @@ def _from_numpy(value: Any, name: str) -> Tensor:
         raise InputError(
             f"{name} is not a rectangular array ({error}); pass rows of equal length."
         ) from error
+    if value is None:
+        fail(name, None, "numbers are needed", f"pass {name}")
     if array.dtype.kind not in "fiub":
         fail(
             name,
@@ -124,15 +135,30 @@ def count(value: int, name: str) -> int:
     return int(value)
 
 
-def probability(w: Tensor, name: str) -> Tensor:
+def probability(w: Tensor, name: str, remedy: str) -> Tensor:
     """Weights that are >= 0 and sum to one within 1e-6 along the last axis, renormalised."""
     if (w < 0).any():
         fail(f"min({name})", w.min().item(), "weights must be >= 0", "remove the negative ones")
     total = w.sum(-1, keepdim=True)
     if ((total - 1).abs() > 1e-6).any():
         worst = total.flatten()[(total - 1).abs().argmax()].item()
-        fail(f"sum({name})", worst, "weights must sum to 1 within 1e-6", f"pass {name} / {name}.sum()")
+        fail(f"sum({name})", worst, "weights must sum to 1 within 1e-6", remedy)
     return w / total
+
+
+def function(value: Any, name: str) -> Any:
+    """Something that can be called."""
+    if not callable(value):
+        fail(name, repr(value), "a function is needed", f"pass a callable as {name}")
+    return value
+
+
+def instance(value: Any, kind: type, name: str) -> Any:
+    """An instance of ``kind``, not the class itself nor something else."""
+    if not isinstance(value, kind):
+        hint = f"call it: {value.__name__}()" if isinstance(value, type) else f"pass a {kind.__name__}"
+        fail(name, f"{value!r:.60}", f"an instance of {kind.__name__} is needed", hint)
+    return value
 
 
 def number(value: float, name: str) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -18,11 +19,13 @@ from otflow.errors import FlowError, StepError
 from otflow.fields import VelocityField
 from otflow.measures import Measure, where
 from otflow.noise import BrownianPath, Noise
+from otflow.recorder import Observables, Recorder, observables
 from otflow.schedule import End, saves_start, schedule
 from otflow.steppers import Memory, Step, Stepper
+from otflow.tangent import as_tangent
 from otflow.trajectory import Trajectory
 
-Observables = Mapping[str, Callable[[Measure], Any]]
+ORDER = "flow takes a measure such as Particles(x), a field and a stepper, in this order"
 Stop = Callable[[Tensor, Measure], Any]
 
 
@@ -72,10 +75,10 @@ def flow(
     times = _check(mu0, field, stepper, t0, t1, dt, noise, on_failure)
     ends = schedule(times.t0, times.t1, times.dt, save_at, field.switches, adaptive=stepper.adaptive)
     limits = _limits(stop, max_steps, max_seconds)
-    with torch.set_grad_enabled(_wants_grad(mu0, field, times)):
+    with torch.set_grad_enabled(_wants_grad(mu0, field, noise, times)):
         path = None if noise is None else noise.bind(mu0)
         run = _start(mu0, field, stepper, times)
-        log = Recorder(dict(observe or {}))
+        log = Recorder(observables(observe))
         if saves_start(times.t0, times.t1, save_at):
             log.save(times.t0, mu0)
         with tqdm(total=times.t1 - times.t0, disable=not progress, unit="t") as bar:
@@ -110,7 +113,6 @@ class Run:
     """The state of a run. t and dt are (*batch,) in adaptive runs, else of shape ()."""
 
     mu: Measure
-    rest: Measure  # a harmless stand-in for members that have ended
     t: Tensor
     dt: Tensor
     codes: Tensor  # (*batch,): status of each member, 0 while it runs
@@ -122,53 +124,6 @@ class Run:
     @property
     def running(self) -> Tensor:
         return self.codes == 0
-
-
-@dataclass
-class Recorder:
-    """What has been saved so far."""
-
-    observe: Observables
-    ts: list[float] = field(default_factory=list)
-    measures: list[Measure] = field(default_factory=list)
-    observed: dict[str, list[Tensor]] = field(default_factory=dict)
-    worst: dict[str, Tensor] = field(default_factory=dict)
-    certificates: list[dict[str, Tensor]] = field(default_factory=list)
-
-    def save(self, t: float, mu: Measure) -> None:
-        values = {name: self._value(name, f(mu)) for name, f in self.observe.items()}
-        self.ts.append(t)
-        self.measures.append(mu)
-        self.certificates.append(self.worst)
-        self.worst = {}
-        for name, value in values.items():
-            self.observed.setdefault(name, []).append(value)
-
-    def _value(self, name: str, value: Any) -> Tensor:
-        """What an observable returned, plain numbers in double precision, always of one shape."""
-        out = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-        before = self.observed.get(name)
-        if before and before[0].shape != out.shape:
-            checks.fail(
-                f"observe[{name!r}]",
-                f"shape {tuple(out.shape)}",
-                f"it was {tuple(before[0].shape)} before",
-                "return one shape at all times",
-            )
-        return out
-
-    def certify(self, step: Step) -> None:
-        for name, value in step.certificate.items():
-            self.worst[name] = torch.maximum(self.worst[name], value) if name in self.worst else value
-
-    def certificate_table(self) -> dict[str, Tensor]:
-        """Worst values between saves; NaN where no step was taken, as at t0."""
-        names = {name for row in self.certificates for name in row}
-        nan = torch.tensor(torch.nan, dtype=torch.float64)
-        return {
-            k: torch.stack(torch.broadcast_tensors(*(row.get(k, nan) for row in self.certificates)))
-            for k in sorted(names)
-        }
 
 
 def _check(
@@ -187,13 +142,8 @@ def _check(
         ("stepper", stepper, Stepper),
     ):
         if not isinstance(value, kind):
-            hint = " (call it: RK4())" if isinstance(value, type) else ""
-            checks.fail(
-                name,
-                repr(value),
-                f"a {kind.__name__} is needed{hint}",
-                "flow takes (measure, field, stepper) in this order",
-            )
+            hint = f"call it: {value.__name__}()" if isinstance(value, type) else ORDER
+            checks.fail(name, f"{value!r:.60}", f"a {kind.__name__} is needed", hint)
     t0, t1 = checks.number(t0, "t0"), checks.number(t1, "t1")
     if t1 <= t0:
         checks.fail(
@@ -206,6 +156,8 @@ def _check(
         dt = checks.positive(dt, "dt")
     elif not stepper.adaptive:
         checks.fail("dt", None, f"{stepper!r} has a fixed step", "pass dt=..., or use the adaptive Dopri5()")
+    if noise is not None:
+        checks.instance(noise, Noise, "noise")
     if noise is not None and stepper.adaptive:
         checks.fail(
             "stepper",
@@ -224,12 +176,12 @@ def _limits(stop: Stop | None, max_steps: int | None, max_seconds: float | None)
     return Limits(stop, steps, deadline)
 
 
-def _wants_grad(mu0: Measure, field: VelocityField, times: Times) -> bool:
+def _wants_grad(mu0: Measure, field: VelocityField, noise: Noise | None, times: Times) -> bool:
     if not torch.is_grad_enabled():
         return False
-    return any(c.requires_grad for c in mu0.coords) or any(
-        p.requires_grad for p in field.parameters(torch.tensor(times.t0, dtype=torch.float64))
-    )
+    start = torch.tensor(times.t0, dtype=torch.float64)
+    own = (*mu0.coords, *mu0.nodes(), *(noise.parameters() if noise else ()))
+    return any(a.requires_grad for a in own) or field.requires_grad(start, mu0)
 
 
 def _start(mu0: Measure, field: VelocityField, stepper: Stepper, times: Times) -> Run:
@@ -242,7 +194,7 @@ def _start(mu0: Measure, field: VelocityField, stepper: Stepper, times: Times) -
     )
     codes = torch.zeros(mu0.batch, dtype=torch.int64, device=mu0.device)
     nan = torch.full(mu0.batch, torch.nan, dtype=torch.float64, device=mu0.device)
-    return Run(mu0, mu0.at(mu0.coords.map(Tensor.detach)), t, dt, codes, nan)
+    return Run(mu0, t, dt, codes, nan)
 
 
 def _drive(run: Run, problem: Problem, ends: list[End], limits: Limits, log: Recorder, bar: Any) -> Run:
@@ -260,7 +212,8 @@ def _drive(run: Run, problem: Problem, ends: list[End], limits: Limits, log: Rec
                 log.save(end.t, run.mu)
     except KeyboardInterrupt:
         message = f"flow was interrupted at t = {float(run.t.max()):g}; what was computed is kept."
-        warnings.warn(message, stacklevel=3)
+        with suppress(Warning):  # where warnings are errors, the status says the same
+            warnings.warn(message, stacklevel=3)
         return _end(run, "stopped", message)
     except StepError as error:
         return _end(run, error.status, str(error))
@@ -281,9 +234,18 @@ def _advance(run: Run, problem: Problem, end: float, limits: Limits, log: Record
             return
         run = _step(run, problem, end, left, log)
         if limits.stop is not None:
-            now = torch.as_tensor(limits.stop(run.t, run.mu)).to(run.codes.device)
-            run = _mark(run, status.code("stopped"), now.expand(run.codes.shape))
+            run = _mark(run, status.code("stopped"), _verdict(limits.stop(run.t, run.mu), run))
         yield run
+
+
+def _verdict(value: Any, run: Run) -> Tensor:
+    """What a stopping rule said, one truth value per member."""
+    try:
+        return torch.as_tensor(value).bool().to(run.codes.device).expand(run.codes.shape)
+    except (TypeError, RuntimeError):
+        checks.fail(
+            "stop(t, mu)", repr(value), "it returns True or False, for all or for each member", "check stop"
+        )
 
 
 def _left(run: Run, end: float) -> Tensor:
@@ -321,24 +283,45 @@ def _step(run: Run, problem: Problem, end: float, left: Tensor, log: Recorder) -
 
 def _move(run: Run, problem: Problem, h: Tensor, end: float) -> tuple[Step, Measure, Memory]:
     """The step of the stepper, then that of the noise; members that have ended take no part."""
-    mu = where(run.running, run.mu, run.rest) if torch.is_grad_enabled() else run.mu
+    mu = _healthy(run)
     step = problem.stepper.step(problem.field, run.t, h, mu, run.memory)
     if problem.noise is None or problem.path is None:
         return step, step.mu, step.memory
     dW = problem.path.increment(float(run.t), min(float(run.t + h), end))
-    noise = problem.noise.increment(run.t, mu, torch.from_numpy(dW).to(mu.coords[0]))
+    noise = problem.noise.increment(
+        run.t, mu, torch.from_numpy(dW).to(mu.coords[0]).expand(problem.noise.shape(mu))
+    )
+    noise = as_tangent(noise, "noise.increment")
     return step, step.mu.move(noise), step.memory._replace(first=None)
+
+
+def _healthy(run: Run) -> Measure:
+    """The state, with a member that still runs in place of those that have ended: a harmless stand-in."""
+    running = run.running.flatten()
+    if bool(running.all()):
+        return run.mu
+    k = int(running.to(torch.int8).argmax())
+    batch = len(run.mu.batch)
+    one = run.mu.coords.map(
+        lambda c: c.detach().flatten(0, batch - 1)[k].expand_as(c) if batch else c.detach()
+    )
+    return where(run.running, run.mu, run.mu.at(one))
 
 
 def _accept(old: Run, new: Run, step: Step) -> Run:
     """Keep members that ended before or fail now at their last good state."""
     blown = ~new.mu.finite()
     failed = torch.zeros_like(old.codes) if step.failed is None else step.failed.expand(old.codes.shape)
-    codes = torch.where(blown & (failed == 0), status.code("blow_up"), failed)
+    codes = torch.where(blown, status.code("blow_up"), failed)
     keep = old.running & (codes == 0)
     mu = where(keep, new.mu, old.mu)
     t = torch.where(keep, new.t, old.t) if old.t.ndim or not keep.ndim else new.t
-    message = step.message if bool((failed > 0).any()) else old.message
+    message = old.message
+    if bool((old.running & (codes > 0)).any()):
+        size = max(float(c.detach().abs().max()) for c in old.mu.coords)
+        where_to = f"t = {float(old.t.max()):.17g}, dt = {float(old.dt.min()):.3g}, |x| = {size:.3g}"
+        left = f"the state leaves the finite numbers after {where_to}"
+        message = left if bool((codes == status.code("blow_up")).any()) else step.message
     return _mark(replace(new, mu=mu, t=t, codes=old.codes, message=message), codes, codes > 0, old.t)
 
 
@@ -362,6 +345,7 @@ def _trajectory(run: Run, log: Recorder) -> Trajectory:
         observed={name: torch.stack(values) for name, values in log.observed.items()},
         certificates=log.certificate_table(),
         status=status.names(run.codes),
+        ended=run.ended,
         blow_up_time=torch.where(blown, run.ended, torch.full_like(run.ended, torch.nan)),
         message=run.message,
         steps=run.steps,
@@ -376,7 +360,7 @@ def _finish(run: Run, log: Recorder, on_failure: str) -> Trajectory:
     if bad and on_failure == "raise":
         when = float(run.ended[~run.ended.isnan()].min())
         raise FlowError(
-            f"status {', '.join(bad)} at t = {when:g}: {run.message or 'see trajectory.status'}. "
+            f"status {', '.join(bad)} at t = {when:g}: {run.message.rstrip('.') or 'see trajectory.status'}. "
             "The run so far is in the .trajectory of this exception.",
             traj,
         )

@@ -20,6 +20,10 @@ class MissingExtraError(OtflowError, ImportError):
     """An optional dependency is not installed; the message gives the pip line."""
 
 
+class DerivativeError(OtflowError, RuntimeError):
+    """A derivative that otflow cannot give; silence would be a wrong gradient."""
+
+
 class PartialError(OtflowError):
     """A failure that keeps what was computed; it survives pickling, say to another process."""
 

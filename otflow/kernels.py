@@ -27,8 +27,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from otflow.errors import DerivativeError
+
 DENSE = 2**18  # at most this many scores are held at once as a differentiable dense matrix
 SECOND = 2**25  # at most this many when a second derivative asks for the dense matrix
+BLOCK = 512  # queries that share a prefix of keys in causal attention
 TILE = 2**20  # scores per tile when streaming: a few MB, which stays in cache
 
 Mask = tuple[Tensor, Tensor]
@@ -168,10 +171,24 @@ def _take(scores: Scores, rows: slice, keys: slice = slice(None)) -> Scores:
 def _stream(scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
     if scores.q.device.type != "cpu":
         return _tiled(scores, v)
-    return _fused(scores, v) if scores.mask is None else _causal(scores, v, scores.mask)
+    if scores.mask is None:
+        return _fused(scores, v)
+    pairs = [_causal(*_batch_slice(scores, scores.mask, v, part)) for part in _members(scores)]
+    return torch.cat([o for o, _ in pairs]), torch.cat([a for _, a in pairs])
 
 
-def _causal(scores: Scores, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
+def _members(scores: Scores) -> Iterator[slice]:
+    """Parts of the batch so small that a ragged tail of all its members fits into a few tiles."""
+    block = min(scores.q.shape[1], BLOCK) * min(scores.k.shape[1], BLOCK)
+    return _blocks(scores.q.shape[0], max(1, 4 * TILE // block))
+
+
+def _batch_slice(scores: Scores, mask: Mask, v: Tensor, part: slice) -> tuple[Scores, Mask, Tensor]:
+    b, own = None if scores.b is None else scores.b[part], (mask[0][part], mask[1][part])
+    return Scores(scores.q[part], scores.k[part], b, own), own, v[part]
+
+
+def _causal(scores: Scores, mask: Mask, v: Tensor) -> tuple[Tensor, Tensor]:
     """Sort by label; then every block of queries sees one common prefix of the keys, by fused
     attention, and a short ragged tail, by a masked tile; the two are merged by their lse."""
     rows, by_row = mask[0].sort(stable=True)
@@ -179,13 +196,13 @@ def _causal(scores: Scores, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
     b = None if scores.b is None else scores.b.gather(1, by_key)
     ordered = Scores(_permute(scores.q, by_row), _permute(scores.k, by_key), b, (rows, keys))
     seen = torch.searchsorted(keys, rows, right=True)  # (B, n): length of the prefix of each query
-    pairs = [_block(ordered, _permute(v, by_key), seen, r) for r in _blocks(rows.shape[1])]
+    pairs = [_block(ordered, _permute(v, by_key), seen, r) for r in _blocks(rows.shape[1], BLOCK)]
     back = by_row.argsort(-1)
     out, lse = torch.cat([o for o, _ in pairs], 1), torch.cat([a for _, a in pairs], 1)
     return _permute(out, back), lse.gather(1, back)
 
 
-def _blocks(n: int, size: int = 512) -> Iterator[slice]:
+def _blocks(n: int, size: int) -> Iterator[slice]:
     return (slice(i, min(i + size, n)) for i in range(0, n, size))
 
 
@@ -342,7 +359,7 @@ def _differentiable(
 ) -> list[Tensor | None]:
     """Gradients that can be differentiated again, which only the dense matrix gives."""
     if scores.size > SECOND:
-        raise NotImplementedError(
+        raise DerivativeError(
             f"a second derivative needs all {scores.size} scores in memory (limit {SECOND}); use fewer tokens"
         )
     real = [a for a in inputs if a is not None and a.requires_grad]

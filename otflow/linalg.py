@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otflow.errors import DerivativeError
+
 
 class _Root(torch.autograd.Function):
     """S -> R = S^(1/2) for symmetric positive semidefinite S, differentiable at repeated eigenvalues.
@@ -113,7 +115,7 @@ class _Contraction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         if torch.is_grad_enabled():
-            raise NotImplementedError(
+            raise DerivativeError(
                 "the second derivative of Sinkhorn attention on Gaussians is not known here"
             )
         u, wt, g, rest = ctx.saved_tensors
@@ -127,8 +129,9 @@ class _Contraction(torch.autograd.Function):
 
 def _contraction_tangent(u: Tensor, wt: Tensor, g: Tensor, rest: Tensor, dn: Tensor) -> Tensor:
     p = u.mT @ dn @ wt.mT
-    product, scale = g[..., :, None] * g[..., None, :], rest[..., :, None] * rest[..., None, :]
-    even, odd = scale / (1 + product) * (p + p.mT) / 2, scale / (1 - product) * (p - p.mT) / 2
+    a, b, g_i, g_j = rest[..., :, None], rest[..., None, :], g[..., :, None], g[..., None, :]
+    less = (a + b + (g_i - g_j) ** 2) / 2  # 1 - g_i g_j, without cancellation
+    even, odd = a * b / (1 + g_i * g_j) * (p + p.mT) / 2, a * b / less * (p - p.mT) / 2
     return u @ (even + odd) @ wt
 
 

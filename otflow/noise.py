@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from functools import singledispatch
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,10 +37,14 @@ class BrownianPath:
     True
     """
 
-    def __init__(self, rng: int | np.random.Generator, shape: tuple[int, ...], *, depth: int = 30) -> None:
+    def __init__(
+        self, rng: int | np.random.Generator, shape: int | tuple[int, ...], *, depth: int = 30
+    ) -> None:
         self.seed = int(rng.integers(2**63)) if isinstance(rng, np.random.Generator) else int(rng)
-        self.shape, self.depth = tuple(shape), checks.count(depth, "depth")
+        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self.depth = checks.count(depth, "depth")
         self._integers: list[np.ndarray] = [np.zeros(self.shape)]  # W at 0, 1, 2, ...
+        self._last = (0.0, self._integers[0])
         self._midpoints: dict[
             int, tuple[int, np.ndarray]
         ] = {}  # last midpoint per level: queries move on slowly
@@ -62,7 +68,9 @@ class BrownianPath:
 
     def increment(self, a: float, b: float) -> np.ndarray:
         """W(b) - W(a)."""
-        return np.asarray(self(b) - self(a))
+        start = self._last[1] if a == self._last[0] else self(a)  # runs ask for one step after the other
+        self._last = (b, self(b))
+        return np.asarray(self._last[1] - start)
 
     def _integer(self, k: int) -> np.ndarray:
         while len(self._integers) <= k:
@@ -106,7 +114,8 @@ class Noise(ABC):
                 "exactly one of them says where randomness comes from",
                 "pass rng=0, say, or path=BrownianPath(rng, shape)",
             )
-        self.path, self.rng = path, rng
+        self.path: BrownianPath | None = None if path is None else checks.instance(path, BrownianPath, "path")
+        self.rng = rng
 
     @abstractmethod
     def increment(self, t: Tensor, mu: Measure, dW: Tensor) -> Tangent:
@@ -116,13 +125,17 @@ class Noise(ABC):
         """The shape of dW for this measure."""
         return tuple(mu.coords[0].shape)
 
+    def parameters(self) -> Iterator[Tensor]:
+        """Tensors that a flow may be differentiated in."""
+        return iter(())
+
     def bind(self, mu: Measure) -> BrownianPath:
         """The path that will drive mu: the given one, checked, or a new one."""
         shape = self.shape(mu)
         if self.rng is not None:
             return BrownianPath(self.rng, shape)
         path = self.path
-        if path is None or path.shape != shape:
+        if path is None or path.shape not in (shape, shape[len(mu.batch) :]):
             checks.fail(
                 "path.shape",
                 None if path is None else path.shape,
@@ -132,21 +145,43 @@ class Noise(ABC):
         return path
 
 
-class IndependentNoise(Noise):
-    """sigma dW_i for each token, with independent W_i; sigma a number or a (d, d) matrix."""
+class Scaled(Noise):
+    """sigma dW with a constant sigma, a number or a (d, d) matrix."""
 
     def __init__(
-        self,
-        sigma: float | Tensor,
-        *,
-        path: BrownianPath | None = None,
-        rng: int | np.random.Generator | None = None,
+        self, sigma: Any, *, path: BrownianPath | None = None, rng: int | np.random.Generator | None = None
     ) -> None:
         super().__init__(path=path, rng=rng)
         self.sigma = checks.tensor(sigma, "sigma")
+        if self.sigma.ndim not in (0, 2):
+            checks.fail(
+                "sigma.shape", tuple(self.sigma.shape), "a number or a (d, d) matrix is needed", "reshape it"
+            )
+
+    def parameters(self) -> Iterator[Tensor]:
+        return iter((self.sigma,))
+
+    def bind(self, mu: Measure) -> BrownianPath:
+        d = mu.coords[0].shape[-1]
+        if self.sigma.ndim and tuple(self.sigma.shape) != (d, d):
+            checks.fail(
+                "sigma.shape",
+                tuple(self.sigma.shape),
+                f"tokens have dimension {d}",
+                f"pass a ({d}, {d}) matrix",
+            )
+        return super().bind(mu)
+
+    def scaled(self, dW: Tensor) -> Tensor:
+        sigma = self.sigma.to(dW)
+        return sigma * dW if sigma.ndim == 0 else apply(sigma, dW)
+
+
+class IndependentNoise(Scaled):
+    """sigma dW_i for each token, with independent W_i; sigma a number or a (d, d) matrix."""
 
     def increment(self, t: Tensor, mu: Measure, dW: Tensor) -> Tangent:
-        return mu.tangent(Tangent([_scaled(self.sigma, dW)]))
+        return mu.tangent(Tangent([self.scaled(dW)]))
 
     def shape(self, mu: Measure) -> tuple[int, ...]:
         if not isinstance(mu, Particles):
@@ -154,26 +189,19 @@ class IndependentNoise(Noise):
                 "mu",
                 repr(mu),
                 "independent noise blurs a law, which only particles can sample",
-                "add Entropy to the energy instead: its gradient flow is the heat equation",
+                "use Particles; for a density this noise is the gradient flow of Entropy",
             )
         return super().shape(mu)
 
 
-class CommonNoise(Noise):
-    """sigma dW, the same for every token: the law itself is random. sigma a number or a (d, d) matrix."""
+class CommonNoise(Scaled):
+    """sigma dW, the same for every token: the law itself is random. sigma a number or a (d, d) matrix.
 
-    def __init__(
-        self,
-        sigma: float | Tensor,
-        *,
-        path: BrownianPath | None = None,
-        rng: int | np.random.Generator | None = None,
-    ) -> None:
-        super().__init__(path=path, rng=rng)
-        self.sigma = checks.tensor(sigma, "sigma")
+    A path of shape (d,) is shared by all members of a batch; one of shape (*batch, d) gives each its own.
+    """
 
     def increment(self, t: Tensor, mu: Measure, dW: Tensor) -> Tangent:
-        return shift(mu, _scaled(self.sigma, dW[..., None, :])[..., 0, :])
+        return shift(mu, self.scaled(dW[..., None, :])[..., 0, :])
 
     def shape(self, mu: Measure) -> tuple[int, ...]:
         return (*mu.batch, mu.coords[0].shape[-1])
@@ -193,8 +221,3 @@ def _(mu: Particles, b: Tensor) -> Tangent:
 @shift.register(Gaussian)
 def _(mu: Gaussian, b: Tensor) -> Tangent:
     return Tangent([b, torch.zeros_like(mu.root)])
-
-
-def _scaled(sigma: Tensor, dW: Tensor) -> Tensor:
-    sigma = sigma.to(dW)
-    return sigma * dW if sigma.ndim == 0 else apply(sigma, dW)

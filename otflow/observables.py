@@ -249,7 +249,7 @@ def _cloud(mu: Measure, name: str) -> Particles:
 # --- along a flow --------------------------------------------------------------------------------------
 
 
-def dissipation(mu: Measure, field: VelocityField, t: float | Tensor = 0.0) -> Tensor:
+def dissipation(mu: Measure, field: VelocityField, t: float | Tensor) -> Tensor:
     """<v, v> at mu for v = field(t, mu), shape (*batch,).
 
     In the metric of the field if that is a `SteepestDescent`, where it is the rate -dF/dt at which the
@@ -257,7 +257,7 @@ def dissipation(mu: Measure, field: VelocityField, t: float | Tensor = 0.0) -> T
 
     >>> import otflow as of
     >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
-    >>> dissipation(of.Particles([[3.0], [5.0]]), pull).item()
+    >>> dissipation(of.Particles([[3.0], [5.0]]), pull, 0.0).item()
     17.0
     """
     v = field(t, mu)

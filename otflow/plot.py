@@ -391,7 +391,7 @@ def _single(mu: Measure, name: str) -> Particles:
     if not isinstance(mu, Particles):
         checks.fail(name, repr(mu), "Particles are needed", "use otflow.plot.ellipses for Gaussians")
     if mu.batch:
-        remedy = "pick a member: Particles(mu.x[0], space=mu.space)"
+        remedy = "pick a member: mu[0], or traj.member(0)"
         checks.fail(f"{name}.batch", tuple(mu.batch), "one cloud is drawn at a time", remedy)
     return mu
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Size, Tensor
+
+from otflow.checks import fail
 
 if TYPE_CHECKING:
     _Pieces = tuple[Tensor, ...]
@@ -55,6 +57,26 @@ class Tangent(_Pieces):
 
     def __neg__(self) -> Tangent:
         return self.map(lambda a: -a)
+
+
+def as_tangent(u: object, name: str, shapes: Sequence[Size] | None = None) -> Tangent:
+    """``u`` if it is a Tangent, of these shapes; a bare tensor would be taken apart row by row."""
+    if not isinstance(u, Tangent):
+        fail(
+            name,
+            f"a {type(u).__name__}",
+            "a Tangent is needed",
+            "wrap it: Tangent([v]), one tensor per coordinate",
+        )
+    if shapes is not None and [p.shape for p in u] != list(shapes):
+        found, wanted = [tuple(p.shape) for p in u], [tuple(s) for s in shapes]
+        fail(
+            f"{name}.shape",
+            found,
+            f"a tangent of this measure has pieces of shape {wanted}",
+            "reshape or expand it",
+        )
+    return u
 
 
 def align(c: Tensor, like: Tensor) -> Tensor:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from otflow.errors import MissingExtraError
 from otflow.measures import Measure
+from otflow.measures.base import pick
 
 if TYPE_CHECKING:
     import xarray
@@ -27,6 +29,8 @@ class Trajectory:
         certificates: name -> worst value since the previous save time, (T, *batch) or (T,).
         status: how the run ended: "ok", "stopped", "blow_up", ... ; an array of these for a batch.
         blow_up_time: time of the last finite state of the members that blew up, else NaN; (*batch,).
+        ended: time at which a member ended early, else NaN; (*batch,). The last entry of a batch that ended
+            as a whole holds each member at its own time.
         message: why a run ended early, in words.
         steps: number of steps that were tried.
 
@@ -45,6 +49,7 @@ class Trajectory:
     certificates: Mapping[str, Tensor]
     status: Any
     blow_up_time: Tensor
+    ended: Tensor
     message: str = ""
     steps: int = 0
 
@@ -59,6 +64,25 @@ class Trajectory:
         pieces = zip(*(mu.coords for mu in self.measures), strict=True)
         return self.final.at([torch.stack(p) for p in pieces])
 
+    def member(self, index: Any) -> Trajectory:
+        """The run of one member of a batch, ``traj.member(0)``, or of several, ``traj.member(slice(3))``."""
+        batch = self.final.batch
+
+        def own(a: Tensor) -> Tensor:  # (T, *batch, ...); what does not know of the batch is shared
+            if a.shape[1 : 1 + len(batch)] != batch:
+                return a
+            return torch.stack([pick(row, batch, index) for row in a])
+
+        return replace(
+            self,
+            measures=tuple(mu[index] for mu in self.measures),
+            observed={name: own(a) for name, a in self.observed.items()},
+            certificates={name: own(a) for name, a in self.certificates.items()},
+            status=_plain(np.asarray(self.status)[index]),
+            blow_up_time=pick(self.blow_up_time, batch, index),
+            ended=pick(self.ended, batch, index),
+        )
+
     def __len__(self) -> int:
         return len(self.measures)
 
@@ -69,7 +93,7 @@ class Trajectory:
         except ImportError as error:
             raise MissingExtraError("to_xarray needs xarray: pip install 'otflow[xarray]'") from error
         mu = self.stacked
-        pieces = {f"coords{i}": c for i, c in enumerate(mu.coords)} | dict(self.observed)
+        pieces = dict(zip(mu.names, mu.coords, strict=True)) | dict(self.observed)
         arrays = {
             name: (_dims(name, value, self.final.batch), value.detach().cpu().numpy())
             for name, value in pieces.items()
@@ -81,6 +105,10 @@ class Trajectory:
             return f"Trajectory(nothing saved, status={self.status!r})"
         span = f"[{self.ts[0]:g}, {self.ts[-1]:g}]"
         return f"Trajectory({len(self)} times in {span}, {self.final!r}, status={self.status!r})"
+
+
+def _plain(status: Any) -> Any:
+    return str(status) if np.ndim(status) == 0 else status
 
 
 def _dims(name: str, value: Tensor, batch: torch.Size) -> list[str]:

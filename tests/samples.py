@@ -59,6 +59,18 @@ def double_well(x: Tensor) -> Tensor:
     return (x.square().sum(-1) - 1).square() / 4 + 0.3 * x[..., 0]
 
 
+CUBATURE = ("cubature", "gaussian_with_cubature")
+
+
+def makes_sense(measure: str, energy: str) -> bool:
+    """Gaussians have no atoms to leave out, and cubature integrates polynomials only."""
+    if "gaussian" in measure or measure in CUBATURE:
+        if energy == "interaction_without_diagonal":
+            return False
+        return measure not in CUBATURE or energy in ("potential", "double_well")
+    return True
+
+
 ENERGIES: dict[str, Callable[[], of.Energy]] = {
     **zoo.ENERGIES,
     "double_well": lambda: of.Potential(double_well),

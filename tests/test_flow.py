@@ -555,12 +555,12 @@ def test_the_start_is_saved_as_it_came() -> None:
 @pytest.mark.parametrize(
     ("mu0", "dims"),
     [
-        (of.Particles(normal(2, 3, 2)), {"coords0": ("t", "batch0", "coords0_dim0", "coords0_dim1")}),
+        (of.Particles(normal(2, 3, 2)), {"x": ("t", "batch0", "x_dim0", "x_dim1")}),
         (
             of.Gaussian(normal(2), np.eye(2)),
-            {"coords0": ("t", "coords0_dim0"), "coords1": ("t", "coords1_dim0", "coords1_dim1")},
+            {"mean": ("t", "mean_dim0"), "root": ("t", "root_dim0", "root_dim1")},
         ),
-        (hill(12), {"coords0": ("t", "coords0_dim0")}),
+        (hill(12), {"density": ("t", "density_dim0")}),
     ],
     ids=["particles", "gaussian", "grid"],
 )
@@ -571,8 +571,8 @@ def test_a_trajectory_becomes_an_xarray_dataset(mu0: of.Measure, dims: dict[str,
     data = traj.to_xarray()
     assert {name: data[name].dims for name in dims} == dims
     assert set(data.data_vars) == {*dims, "F"}
-    for i, piece in enumerate(traj.stacked.coords):
-        np.testing.assert_array_equal(data[f"coords{i}"].values, piece.numpy())
+    for name, piece in zip(dims, traj.stacked.coords, strict=True):
+        np.testing.assert_array_equal(data[name].values, piece.numpy())
     np.testing.assert_array_equal(data["F"].values, traj.observed["F"].numpy())
     np.testing.assert_array_equal(data["t"].values, traj.ts.numpy())
     assert "ok" in data.attrs["status"]

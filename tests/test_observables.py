@@ -190,7 +190,7 @@ def test_the_dissipation_of_a_descent_is_the_rate_at_which_its_energy_falls() ->
     mu, h = of.Particles(np.random.default_rng(8).normal(size=(5, 2))), 1e-5
     v = field(0.0, mu)
     rate = (F(mu.move(-h * v)) - F(mu.move(h * v))) / (2 * h)
-    assert torch.isclose(obs.dissipation(mu, field), rate, rtol=1e-7)
+    assert torch.isclose(obs.dissipation(mu, field, 0.0), rate, rtol=1e-7)
 
 
 def test_the_dissipation_of_attention_is_its_mean_squared_speed() -> None:

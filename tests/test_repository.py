@@ -24,7 +24,7 @@ MEASURES = BOTTOM | {"measures"}
 ENERGIES = MEASURES | {"transport", "energies"}
 FIELDS = ENERGIES | {"metrics", "fields"}
 STEPPERS = FIELDS | {"steppers"}
-FLOW = STEPPERS | {"noise", "schedule", "trajectory", "driver", "store"}
+FLOW = STEPPERS | {"noise", "schedule", "trajectory", "recorder", "driver", "store"}
 EVERYTHING = FLOW | {"observables", "stability", "systems", "models", "plot"}
 ALLOWED = {
     "errors": set(),
@@ -44,7 +44,8 @@ ALLOWED = {
     "noise": FIELDS,
     "trajectory": STEPPERS,
     "store": STEPPERS | {"trajectory"},
-    "driver": STEPPERS | {"noise", "schedule", "trajectory", "store"},
+    "recorder": STEPPERS,
+    "driver": STEPPERS | {"noise", "schedule", "trajectory", "recorder", "store"},
     "observables": FLOW,
     "stability": FLOW,
     "systems": FLOW,

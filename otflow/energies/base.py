@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from otflow import checks
+from otflow.errors import DerivativeError
 from otflow.measures import Measure
 from otflow.tangent import Tangent
 
@@ -29,11 +30,15 @@ class Energy(ABC):
 
     def differential(self, mu: Measure) -> Tangent:
         """The derivative of F with respect to the coordinates of mu: a covector, shaped like them."""
-        create = _wants_graph(mu.coords)
+        create = self.wants_graph(mu)
         with torch.enable_grad():
             coords = [c if create and c.requires_grad else c.detach().requires_grad_() for c in mu.coords]
             value = self(mu.at(coords)).sum()
             return gradient(value, coords, create_graph=create)
+
+    def wants_graph(self, mu: Measure) -> bool:
+        """Whether the differential will itself be differentiated: in mu, or in parameters of the energy."""
+        return torch.is_grad_enabled() and any(a.requires_grad for a in (*mu.coords, *mu.nodes()))
 
     def __add__(self, other: Energy) -> Energy:
         return Sum((self, other), (1.0, 1.0)) if isinstance(other, Energy) else NotImplemented
@@ -45,6 +50,9 @@ class Energy(ABC):
         return Sum((self,), (checks.number(c, "factor"),))
 
     __rmul__ = __mul__
+
+    def __truediv__(self, c: float) -> Energy:
+        return self * (1 / checks.number(c, "divisor"))
 
     def __neg__(self) -> Energy:
         return Sum((self,), (-1.0,))
@@ -61,6 +69,9 @@ class Sum(Energy):
     def __call__(self, mu: Measure) -> Tensor:
         return torch.stack([c * term(mu) for term, c in zip(self.terms, self.factors, strict=True)]).sum(0)
 
+    def wants_graph(self, mu: Measure) -> bool:
+        return any(term.wants_graph(mu) for term in self.terms)
+
     def differential(self, mu: Measure) -> Tangent:
         first, *rest = (c * term.differential(mu) for term, c in zip(self.terms, self.factors, strict=True))
         return sum(rest, start=first)
@@ -73,13 +84,28 @@ def _flat(term: Energy, c: float) -> list[tuple[Energy, float]]:
     return [(term, c)]
 
 
+def trusted(f: Callable[[Measure], Tensor], mu: Measure) -> Tensor:
+    """f(mu), or an error if the quadrature of mu does not resolve f: other nodes must agree."""
+    value, twin = f(mu), mu.twin()
+    if twin is not None:
+        with torch.no_grad():
+            gap = (f(twin) - value).abs() / value.abs().clamp(min=1e-12)
+        if not bool((gap <= 1e-6).all()):
+            checks.fail(
+                "relative quadrature error",
+                gap.max().item(),
+                f"the nodes of {mu!r} integrate polynomials up to degree five only",
+                "sample the Gaussian and use Particles",
+            )
+    return value
+
+
 def gradient(value: Tensor, inputs: Sequence[Tensor], *, create_graph: bool = False) -> Tangent:
     """Autograd's gradient, zero for inputs that ``value`` does not see."""
     if not value.requires_grad:
-        return Tangent(torch.zeros_like(c) for c in inputs)
+        raise DerivativeError(
+            "the energy has no derivative in the coordinates: it was computed without torch, detached, or "
+            "under torch.inference_mode(); write it in torch operations, or give Energy.differential."
+        )
     grads = torch.autograd.grad(value, list(inputs), create_graph=create_graph, allow_unused=True)
     return Tangent(torch.zeros_like(c) if g is None else g for g, c in zip(grads, inputs, strict=True))
-
-
-def _wants_graph(coords: Sequence[Tensor]) -> bool:
-    return torch.is_grad_enabled() and any(c.requires_grad for c in coords)

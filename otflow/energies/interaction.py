@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from otflow import checks
-from otflow.energies.base import Energy, _wants_graph, gradient
+from otflow.energies.base import Energy, gradient, trusted
 from otflow.kernels import row_tiles
-from otflow.measures import Measure
+from otflow.measures import Gaussian, Measure
 from otflow.tangent import Tangent
 
 
@@ -32,15 +32,27 @@ class Interaction(Energy):
     """
 
     def __init__(self, W: Callable[[Tensor, Tensor], Tensor], *, diagonal: bool = True) -> None:
-        self.W = W
+        self.W = checks.function(W, "W")
         self.diagonal = diagonal
 
     def __call__(self, mu: Measure) -> Tensor:
+        if not self.diagonal and isinstance(mu, Gaussian):
+            checks.fail(
+                "diagonal", False, "a Gaussian has no atoms to leave out", "sample it and use Particles"
+            )
+        return trusted(self._double_integral, mu)
+
+    def wants_graph(self, mu: Measure) -> bool:
+        x = mu.nodes()[0][..., :1, :].detach()
+        probe = self.W(x[..., None, :], x[..., None, :, :] + 1.0)  # does W have parameters of its own?
+        return super().wants_graph(mu) or (torch.is_grad_enabled() and probe.requires_grad)
+
+    def _double_integral(self, mu: Measure) -> Tensor:
         x, w = mu.nodes()
         return torch.stack([self._tile(x, w, rows) for rows in self._tiles(x)]).sum(0)
 
     def differential(self, mu: Measure) -> Tangent:
-        if _wants_graph(mu.coords):
+        if self.wants_graph(mu):
             return super().differential(mu)  # small problems: autograd keeps the whole graph
         with torch.enable_grad():
             coords = [c.detach().requires_grad_() for c in mu.coords]
@@ -64,7 +76,7 @@ class Interaction(Energy):
             index = torch.arange(w.shape[-1], device=w.device)
             own = index[rows, None] == index
             far = torch.where(own[..., None], far.detach() + 1.0, far)
-        values = self.W(x[..., rows, None, :], far)
+        values: Tensor = self.W(x[..., rows, None, :], far)
         expected = (*w.shape[:-1], rows.stop - rows.start, w.shape[-1])
         if tuple(values.shape) != expected:
             checks.fail(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from otflow import checks
-from otflow.energies.base import Energy
+from otflow.energies.base import Energy, trusted
 from otflow.measures import Measure
 
 
@@ -25,11 +26,18 @@ class Potential(Energy):
     """
 
     def __init__(self, U: Callable[[Tensor], Tensor]) -> None:
-        self.U = U
+        self.U = checks.function(U, "U")
 
     def __call__(self, mu: Measure) -> Tensor:
+        return trusted(self._integral, mu)
+
+    def wants_graph(self, mu: Measure) -> bool:
+        probe = self.U(mu.nodes()[0][..., :1, :].detach())  # does U have parameters of its own?
+        return super().wants_graph(mu) or (torch.is_grad_enabled() and probe.requires_grad)
+
+    def _integral(self, mu: Measure) -> Tensor:
         x, w = mu.nodes()
-        u = self.U(x)
+        u: Tensor = self.U(x)
         if u.shape != w.shape:
             checks.fail(
                 "U(x).shape",

@@ -55,7 +55,7 @@ def run(*, quick: bool, progress: Progress) -> Result:
         "flows": _draw_flows(trajectories),
         "radius": _draw_radius(trajectories, bounds),
         "blow-up": _draw_blow_up(),
-        "monte-carlo": _draw_rates(spread),
+        "fluctuations": _draw_rates(spread),
     }
     return Result(claims, figures, _data(trajectories, spread))
 
@@ -314,6 +314,7 @@ def _draw_rates(spread: dict[str, dict[int, float]]) -> Any:
             label=f"{name}: slope {_slope(values):.2f}",
         )
     n = np.array(list(spread["softmax"]), dtype=float)
+    ax.set_xticks(n, [f"{k:g}" for k in n], minor=False)
     ax.loglog(n, spread["softmax"][int(n[0])] * (n / n[0]) ** -0.5, "k--", linewidth=1, label="slope -0.5")
     ax.set(
         xlabel="number of tokens n",

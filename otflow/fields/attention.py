@@ -73,13 +73,15 @@ class Attention(TokenField):
     def weights(self, t: Tensor, mu: Measure) -> Weights:
         """Q, K, V at time t, checked against the dimension of mu."""
         d = mu.coords[0].shape[-1]
-        m = Weights(_matrix(self.Q(t), "Q", mu), _matrix(self.K(t), "K", mu), _matrix(self.V(t), "V", mu))
+        m = Weights(
+            *(_matrix(f(t), name, mu, t) for name, f in zip("QKV", (self.Q, self.K, self.V), strict=True))
+        )
         if m.Q.shape[-2] != m.K.shape[-2] or m.Q.shape[-2] > d:
             checks.fail(
                 "Q.shape, K.shape",
                 (tuple(m.Q.shape), tuple(m.K.shape)),
                 f"both are (k, d) with one k <= d = {d}",
-                "only A = K^T Q matters: a thin factorisation of it always exists",
+                "only A = K^T Q matters, so pass Q = A and K = I",
             )
         return m
 
@@ -109,13 +111,13 @@ class Attention(TokenField):
         return f"{type(self).__name__}({'causal=True' if self.causal else ''})"
 
 
-def _matrix(a: Tensor, name: str, mu: Measure) -> Tensor:
+def _matrix(a: Tensor, name: str, mu: Measure, t: Tensor) -> Tensor:
     d = mu.coords[0].shape[-1]
     if a.ndim < 2 or a.shape[-1] != d:
         checks.fail(
             f"{name}.shape", tuple(a.shape), f"tokens have dimension {d}", f"{name} needs {d} columns"
         )
-    return fits(a, name, 2, mu)
+    return fits(a, name, 2, mu, t)
 
 
 def log_weights(mu: Particles) -> Tensor | None:

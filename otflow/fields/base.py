@@ -14,9 +14,9 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from otflow import checks
-from otflow.errors import ConvergenceError, NotFiniteError
+from otflow.errors import ConvergenceError, DerivativeError, NotFiniteError
 from otflow.measures import Measure
-from otflow.tangent import Tangent
+from otflow.tangent import Tangent, as_tangent
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,12 @@ class VelocityField:
 
     def evaluate(self, t: Tensor, mu: Measure, carry: Carry | None = None) -> tuple[Tangent, Carry | None]:
         """The velocity and what to remember for the next one; a missed tolerance is noted, not raised."""
-        return self.velocity(t, mu), None
+        return as_tangent(self.velocity(t, mu), f"velocity of {type(self).__name__}"), None
 
     def __call__(self, t: float | Tensor, mu: Measure) -> Tangent:
         """The velocity; raises `ConvergenceError`, which carries it, if an inner solver failed."""
+        if not isinstance(mu, Measure):
+            checks.fail("mu", type(mu).__name__, "a measure is needed", "call field(t, mu), time first")
         v, carry = self.evaluate(as_time(t, mu), mu)
         self.insist(carry, v)
         return v
@@ -87,6 +89,10 @@ class VelocityField:
             "evaluate it on a measure with field(t, mu)",
         )
 
+    def requires_grad(self, t: Tensor, mu: Measure) -> bool:
+        """Whether a flow has to keep the graph of this field."""
+        return any(p.requires_grad for p in self.parameters(t))
+
     def parameters(self, t: Tensor) -> Iterator[Tensor]:
         """Tensors that a flow may be differentiated in, as they are at time t."""
         return iter(())
@@ -97,6 +103,7 @@ class VelocityField:
         Forward-mode differentiation through kernels whose derivatives are streamed closed forms: O(n) memory.
         """
         _load_forward_mode()
+        u = as_tangent(u, "u")
         with forward_ad.dual_level():
             dual = mu.at(mu.coords.zip(u, forward_ad.make_dual))
             v, carry = self.evaluate(as_time(t, mu), dual)
@@ -106,12 +113,17 @@ class VelocityField:
 
     def vjp(self, t: float | Tensor, mu: Measure, c: Tangent) -> Tangent:
         """The transpose of `jvp`: the derivative of <c, v> with respect to the coordinates."""
+        c = as_tangent(c, "c")
         with torch.enable_grad():
             coords = [p.detach().requires_grad_() for p in mu.coords]
             v, carry = self.evaluate(as_time(t, mu), mu.at(coords))
             self.insist(carry, v)
             value = torch.stack([(a * b).sum() for a, b in zip(v, c, strict=True)]).sum()
-        if not value.requires_grad:
+        if torch.is_inference_mode_enabled():
+            raise DerivativeError(
+                "torch.inference_mode() records no derivatives; leave it before calling vjp."
+            )
+        if not value.requires_grad:  # a field that does not depend on the measure
             return Tangent(torch.zeros_like(p) for p in coords)
         grads = torch.autograd.grad(value, coords, allow_unused=True)
         return Tangent(torch.zeros_like(p) if g is None else g for g, p in zip(grads, coords, strict=True))
@@ -126,6 +138,9 @@ class VelocityField:
         return SumField((self,), (checks.number(c, "factor"),))
 
     __rmul__ = __mul__
+
+    def __truediv__(self, c: float) -> VelocityField:
+        return self * (1 / checks.number(c, "divisor"))
 
     def __neg__(self) -> VelocityField:
         return SumField((self,), (-1.0,))
@@ -153,6 +168,9 @@ class SumField(VelocityField):
     def parameters(self, t: Tensor) -> Iterator[Tensor]:
         return (p for term in self.terms for p in term.parameters(t))
 
+    def requires_grad(self, t: Tensor, mu: Measure) -> bool:
+        return any(term.requires_grad(t, mu) for term in self.terms)
+
     def __repr__(self) -> str:
         return " + ".join(f"{c:g} * {term!r}" for term, c in zip(self.terms, self.factors, strict=True))
 
@@ -176,7 +194,8 @@ def joint_carry(parts: Sequence[Carry | None]) -> Carry | None:
         return None
     failed = [p.failed for p in real if p.failed is not None]
     bad = torch.stack(torch.broadcast_tensors(*failed)).any(0) if failed else None
-    message = next((p.message for p in real if p.message), "")
+    guilty = [p for p in real if p.failed is not None and bool(p.failed.any())]
+    message = next((p.message for p in guilty or real if p.message), "")
     return Carry(residual=max(p.residual for p in real), failed=bad, message=message, parts=tuple(parts))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from otflow import checks
 from otflow.energies import Energy
 from otflow.fields.base import VelocityField
 from otflow.measures import Measure
@@ -23,10 +24,14 @@ class SteepestDescent(VelocityField):
     """
 
     def __init__(self, energy: Energy, metric: Metric) -> None:
-        self.energy, self.metric = energy, metric
+        self.energy: Energy = checks.instance(energy, Energy, "energy")
+        self.metric: Metric = checks.instance(metric, Metric, "metric")
 
     def __repr__(self) -> str:
         return f"SteepestDescent({type(self.energy).__name__}, {self.metric!r})"
+
+    def requires_grad(self, t: Tensor, mu: Measure) -> bool:
+        return self.energy.wants_graph(mu)
 
     def velocity(self, t: Tensor, mu: Measure) -> Tangent:
         return -self.metric.gradient(mu, self.energy.differential(mu))

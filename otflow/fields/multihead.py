@@ -34,7 +34,7 @@ class MultiHead(TokenField):
     """
 
     def __init__(self, heads: Sequence[Attention], mix: Sequence[Any] | None = None) -> None:
-        self.heads = tuple(heads)
+        self.heads = tuple(heads) if isinstance(heads, Sequence) else (heads,)
         if not self.heads or not all(isinstance(h, Attention) for h in self.heads):
             checks.fail(
                 "heads",
@@ -69,7 +69,7 @@ class MultiHead(TokenField):
     def _mixed(self, h: int, v: Tensor, t: Tensor, mu: Measure) -> Tensor:
         """W_h v for rows v, (*batch, n, d_v) -> (*batch, n, d)."""
         d = mu.coords[0].shape[-1]
-        out = v if self.mix is None else apply(_fits(self.mix[h](t), v, h, mu), v)
+        out = v if self.mix is None else apply(_fits(self.mix[h](t), v, h, mu, t), v)
         if out.shape[-1] != d:
             checks.fail(
                 f"values of head {h}",
@@ -87,7 +87,7 @@ class MultiHead(TokenField):
         yield from (w(t) for w in self.mix or ())
 
 
-def _fits(w: Tensor, v: Tensor, h: int, mu: Measure) -> Tensor:
+def _fits(w: Tensor, v: Tensor, h: int, mu: Measure, t: Tensor) -> Tensor:
     if w.shape[-1] != v.shape[-1]:
         checks.fail(
             f"mix[{h}].shape",
@@ -95,4 +95,4 @@ def _fits(w: Tensor, v: Tensor, h: int, mu: Measure) -> Tensor:
             f"head {h} has values in dimension {v.shape[-1]}",
             "W_h needs the shape (d, d_v)",
         )
-    return fits(w, f"mix[{h}]", 2, mu)
+    return fits(w, f"mix[{h}]", 2, mu, t)

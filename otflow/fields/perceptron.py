@@ -12,7 +12,8 @@ from otflow import checks
 from otflow.fields.base import Carry
 from otflow.fields.tokens import TokenField
 from otflow.fields.weights import apply, fits, weight
-from otflow.measures import Particles
+from otflow.measures import Gaussian, Measure, Particles
+from otflow.tangent import Tangent
 
 
 class Perceptron(TokenField):
@@ -20,7 +21,7 @@ class Perceptron(TokenField):
 
     Args:
         W: (d, m); U: (m, d); b: (m,) or None. Each a tensor, `Layers`, or a callable of t.
-        activation: elementwise, in torch operations.
+        activation: elementwise, in torch operations; None for a linear block, which keeps Gaussians Gaussian.
 
     >>> import otflow as of
     >>> field = of.Perceptron(W=[[1.0]], U=[[2.0]], b=[-1.0])
@@ -29,11 +30,11 @@ class Perceptron(TokenField):
     """
 
     def __init__(
-        self, W: Any, U: Any, b: Any = None, activation: Callable[[Tensor], Tensor] = torch.relu
+        self, W: Any, U: Any, b: Any = None, activation: Callable[[Tensor], Tensor] | None = torch.relu
     ) -> None:
         self.W, self.U = weight(W, "W"), weight(U, "U")
         self.b = None if b is None else weight(b, "b", ndim=1)
-        self.activation = activation
+        self.activation = None if activation is None else checks.function(activation, "activation")
         self.switches = tuple(
             sorted({s for m in (self.W, self.U, self.b) if m is not None for s in m.switches})
         )
@@ -41,18 +42,28 @@ class Perceptron(TokenField):
     def velocity_at(
         self, t: Tensor, mu: Particles, points: Tensor, label: Tensor | None, carry: Carry | None
     ) -> tuple[Tensor, Carry | None]:
-        W, U = fits(self.W(t), "W", 2, mu), fits(self.U(t), "U", 2, mu)
-        if U.ndim < 2 or U.shape[-1] != mu.d or W.shape[-2:] != U.mT.shape[-2:]:
+        W, U, b = self._weights(t, mu)
+        z = apply(U, points) if b is None else apply(U, points) + b[..., None, :]
+        return apply(W, z if self.activation is None else self.activation(z)), None
+
+    def closure(self, t: Tensor, mu: Gaussian) -> Tangent:
+        if self.activation is not None:
+            return super().closure(t, mu)
+        W, U, b = self._weights(t, mu)
+        mean = (U @ mu.mean[..., None])[..., 0]
+        return Tangent([(W @ (mean if b is None else mean + b)[..., None])[..., 0], W @ U @ mu.root])
+
+    def _weights(self, t: Tensor, mu: Measure) -> tuple[Tensor, Tensor, Tensor | None]:
+        d = mu.coords[0].shape[-1]
+        W, U = fits(self.W(t), "W", 2, mu, t), fits(self.U(t), "U", 2, mu, t)
+        if U.ndim < 2 or U.shape[-1] != d or W.shape[-2:] != U.mT.shape[-2:]:
             checks.fail(
                 "W.shape, U.shape",
                 (tuple(W.shape), tuple(U.shape)),
-                f"(d, m) and (m, d) with d = {mu.d}",
+                f"(d, m) and (m, d) with d = {d}",
                 "transpose or resize them",
             )
-        z = apply(U, points)
-        if self.b is not None:
-            z = z + _bias(fits(self.b(t), "b", 1, mu), z.shape[-1])
-        return apply(W, self.activation(z)), None
+        return W, U, None if self.b is None else _bias(fits(self.b(t), "b", 1, mu, t), U.shape[-2])
 
     def __repr__(self) -> str:
         return f"Perceptron(activation={getattr(self.activation, '__name__', self.activation)})"
@@ -64,4 +75,4 @@ class Perceptron(TokenField):
 def _bias(b: Tensor, rows: int) -> Tensor:
     if b.shape[-1] != rows:
         checks.fail("b.shape", tuple(b.shape), f"U has {rows} rows", "give b one entry for each of them")
-    return b[..., None, :]
+    return b

@@ -42,7 +42,7 @@ class TokenField(VelocityField):
             )
         if label is not None:
             label = _labels(checks.tensor(label, "label"), points)
-        v, carry = self.velocity_at(as_time(t, mu), mu, points, label, None)
+        v, carry = _values(self, as_time(t, mu), mu, points, label, None)
         self.insist(carry, Tangent([v]))
         return mu.space.tangent(points, v)
 
@@ -57,6 +57,14 @@ def evaluate(mu: Measure, field: TokenField, t: Tensor, carry: Carry | None) -> 
 
 @evaluate.register(Particles)
 def _(mu: Particles, field: TokenField, t: Tensor, carry: Carry | None) -> tuple[Tangent, Carry | None]:
+    v, carry = _values(field, t, mu, mu.x, mu.label, carry)
+    return mu.tangent(Tangent([v.expand(mu.x.shape)])), carry
+
+
+def _values(
+    field: TokenField, t: Tensor, mu: Particles, points: Tensor, label: Tensor | None, carry: Carry | None
+) -> tuple[Tensor, Carry | None]:
+    """Values in the dimension of the tokens, where matrices may act on them."""
     if not mu.space.linear:
         checks.fail(
             "space",
@@ -64,8 +72,8 @@ def _(mu: Particles, field: TokenField, t: Tensor, carry: Carry | None) -> tuple
             f"{type(field).__name__} applies matrices to tokens, which would jump where coordinates wrap",
             "use Sphere(), or an Interaction that is periodic",
         )
-    v, carry = field.velocity_at(t, mu, mu.x, mu.label, carry)
-    return mu.tangent(Tangent([_full(v, mu.d).expand(mu.x.shape)])), carry
+    v, carry = field.velocity_at(t, mu, points, label, carry)
+    return _full(v, mu.d), carry
 
 
 @evaluate.register(Gaussian)

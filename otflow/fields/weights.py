@@ -121,9 +121,14 @@ def weight(value: Any, name: str, ndim: int = 2) -> Weight:
     return Constant(value)
 
 
-def fits(value: Tensor, name: str, keep: int, mu: Measure) -> Tensor:
-    """``value``, if it lives where mu does and its batch axes (all but the last ``keep``) match."""
+def fits(value: Tensor, name: str, keep: int, mu: Measure, t: Tensor) -> Tensor:
+    """``value``, if it lives where mu does and its batch axes (all but the last ``keep``) match.
+
+    When both the clocks of a batch and the weight itself have batch axes, each member takes its own.
+    """
     value = checks.alike(value, name, mu.coords[0], "the measure")
+    if t.ndim and value.ndim > keep + t.ndim:
+        value = _own(value, keep, mu.batch)
     axes = tuple(value.shape[: value.ndim - keep])
     paired = zip(reversed(axes), reversed(mu.batch), strict=False)
     if len(axes) > len(mu.batch) or any(a not in (1, b) for a, b in paired):
@@ -131,9 +136,19 @@ def fits(value: Tensor, name: str, keep: int, mu: Measure) -> Tensor:
             f"{name}.shape",
             tuple(value.shape),
             f"its batch axes {axes} do not match those of the measure, {tuple(mu.batch)}",
-            f"give {name} the axes of the measure, or none",
+            f"give {name} the axes of the measure, or none; layers of a network go into Layers({name})",
         )
     return value
+
+
+def _own(value: Tensor, keep: int, batch: torch.Size) -> Tensor:
+    """The diagonal of (clocks, members, ...): member i at the time of member i."""
+    tail = value.shape[-keep:]
+    try:
+        square = value.expand(*batch, *batch, *tail).reshape(batch.numel(), batch.numel(), *tail)
+    except RuntimeError:
+        return value  # `fits` says what is wrong
+    return square.diagonal(dim1=0, dim2=1).movedim(-1, 0).reshape(*batch, *tail)
 
 
 def apply(matrix: Tensor, x: Tensor) -> Tensor:

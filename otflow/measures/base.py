@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ class Measure(ABC):
     Coordinates are moved by tangents, u -> (id + u)_# mu. Everything that depends on the
     representation is one of the methods below; ``*batch`` leads every shape.
     """
+
+    names: ClassVar[tuple[str, ...]] = ()  # of the coordinates
 
     @property
     @abstractmethod
@@ -51,6 +53,14 @@ class Measure(ABC):
     @abstractmethod
     def move(self, u: Tangent) -> Self:
         """(id + u)_# mu, staying on the space."""
+
+    def shapes(self) -> list[torch.Size]:
+        """The shapes of the pieces of a tangent; those of the coordinates, except on grids."""
+        return [c.shape for c in self.coords]
+
+    def twin(self) -> Self | None:
+        """The same measure with other quadrature nodes, when these are not to be trusted blindly."""
+        return None
 
     def tangent(self, u: Tangent) -> Tangent:
         """The part of ``u`` that is tangent to the space."""

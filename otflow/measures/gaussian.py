@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from otflow import checks
 from otflow.linalg import sqrtm
 from otflow.measures.base import Measure, total
-from otflow.tangent import Tangent
+from otflow.tangent import Tangent, as_tangent
 
 HERMITE = {1: 32, 2: 24, 3: 12}  # nodes per axis; beyond three axes a cubature of degree five
 
@@ -38,12 +38,14 @@ class Gaussian(Measure):
             [0., 1.]], dtype=torch.float64)
     """
 
+    names: ClassVar[tuple[str, ...]] = ("mean", "root")
     mean: Tensor
     root: Tensor
+    rule: int = 0  # which cubature the nodes use beyond three axes
 
     def __init__(self, mean: Any, root: Any) -> None:
-        mean = checks.tensor(mean, "mean")
-        root = checks.alike(checks.tensor(root, "root"), "root", mean, "mean")
+        mean = checks.tensor(mean, "mean").clone()  # so that no later change of it changes the measure
+        root = checks.alike(checks.tensor(root, "root").clone(), "root", mean, "mean")
         if mean.ndim < 1 or root.ndim < 2 or 0 in root.shape or root.shape[-2] != mean.shape[-1]:
             checks.fail(
                 "root.shape",
@@ -101,10 +103,23 @@ class Gaussian(Measure):
         return other
 
     def nodes(self) -> tuple[Tensor, Tensor]:
-        """m + R z_q with Gauss-Hermite nodes up to r = 3, else Stroud's cubature of degree five."""
-        arrays = _standard_nodes(self.root.shape[-1])
+        """m + R z_q with Gauss-Hermite nodes up to r = 3, else Stroud's cubature of degree five.
+
+        The latter is exact for polynomials up to degree five only; energies check it against their `twin`.
+        """
+        arrays = _standard_nodes(self.root.shape[-1], self.rule)
         z, w = (torch.as_tensor(a, dtype=self.dtype, device=self.device) for a in arrays)
         return self.mean[..., None, :] + z @ self.root.mT, w.expand(*self.batch, len(w))
+
+    def twin(self) -> Self | None:
+        """The root turned by a fixed rotation and another rule: where both are exact, energies agree."""
+        r = self.root.shape[-1]
+        if r in HERMITE:
+            return None
+        turn = torch.as_tensor(_rotation(r), dtype=self.dtype, device=self.device)
+        other = self.at([self.mean, self.root @ turn])
+        object.__setattr__(other, "rule", 1)
+        return other
 
     def inner(self, u: Tangent, v: Tangent) -> Tensor:
         # An affine field b + B(x - m) moves the root by BR, and E|B(x - m)|^2 = |BR|^2.
@@ -114,6 +129,7 @@ class Gaussian(Measure):
         return covector
 
     def move(self, u: Tangent) -> Self:
+        u = as_tangent(u, "u", self.shapes())
         return self.at([self.mean + u[0], self.root + u[1]])
 
     def __repr__(self) -> str:
@@ -157,22 +173,42 @@ def _root(cov: Tensor, tol: float) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def _standard_nodes(r: int) -> tuple[np.ndarray, np.ndarray]:
+def _standard_nodes(r: int, rule: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights for N(0, I_r)."""
     if r not in HERMITE:
-        return _stroud(r)
+        return _stroud(r) if rule == 0 else _mcnamee_stenger(r)
     z, w = np.polynomial.hermite_e.hermegauss(HERMITE[r])
     grid = np.stack(np.meshgrid(*[z] * r, indexing="ij"), -1).reshape(-1, r)
     weight = np.stack(np.meshgrid(*[w / w.sum()] * r, indexing="ij"), -1).reshape(-1, r).prod(-1)
     return grid, weight
 
 
+@lru_cache(maxsize=16)
+def _rotation(r: int) -> np.ndarray:
+    q, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((r, r)))
+    return q
+
+
 def _stroud(r: int) -> tuple[np.ndarray, np.ndarray]:
     """Exact up to degree five, 2 r^2 + 1 nodes (Stroud and Secrest 1963); r > 4 has negative weights."""
-    axes = np.sqrt(r + 2) * np.concatenate([np.eye(r), -np.eye(r)])
-    i, j = np.triu_indices(r, 1)
-    pairs = [np.sqrt((r + 2) / 2) * (a * np.eye(r)[i] + b * np.eye(r)[j]) for a in (1, -1) for b in (1, -1)]
-    z = np.concatenate([np.zeros((1, r)), axes, *pairs])
+    z = _symmetric_nodes(r, np.sqrt(r + 2), np.sqrt((r + 2) / 2))
     w = np.full(len(z), 1 / (r + 2) ** 2)
     w[0], w[1 : 2 * r + 1] = 2 / (r + 2), (4 - r) / (2 * (r + 2) ** 2)
     return z, w
+
+
+def _mcnamee_stenger(r: int) -> tuple[np.ndarray, np.ndarray]:
+    """Another rule of degree five, at other distances (McNamee and Stenger 1967)."""
+    z = _symmetric_nodes(r, np.sqrt(3), np.sqrt(3))
+    w = np.full(len(z), 1 / 36)
+    w[1 : 2 * r + 1] = (4 - r) / 18
+    w[0] = 1 - w[1:].sum()
+    return z, w
+
+
+def _symmetric_nodes(r: int, axis: float, pair: float) -> np.ndarray:
+    """The origin, +-axis e_i, and pair (+-e_i +-e_j)."""
+    i, j = np.triu_indices(r, 1)
+    eye = np.eye(r)
+    pairs = [pair * (a * eye[i] + b * eye[j]) for a in (1, -1) for b in (1, -1)]
+    return np.concatenate([np.zeros((1, r)), axis * eye, -axis * eye, *pairs])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from otflow import checks
 from otflow.errors import StepError
 from otflow.measures.base import Measure, total
-from otflow.tangent import Tangent
+from otflow.tangent import Tangent, as_tangent
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +35,7 @@ class Grid(Measure):
     Grid(shape=(10,))
     """
 
+    names: ClassVar[tuple[str, ...]] = ("density",)
     density: Tensor
     axes: tuple[Tensor, ...]
 
@@ -48,7 +49,12 @@ class Grid(Measure):
         self._set(density, axes)
         mass = self.density.reshape(*self.batch, -1) * self.cell
         object.__setattr__(
-            self, "density", (checks.probability(mass, "density * cell") / self.cell).reshape(density.shape)
+            self,
+            "density",
+            (
+                checks.probability(mass, "density * cell", "pass density / (density.sum() * cell)")
+                / self.cell
+            ).reshape(density.shape),
         )
 
     def _set(self, density: Tensor, axes: tuple[Tensor, ...]) -> None:
@@ -94,6 +100,7 @@ class Grid(Measure):
         )
 
     def move(self, u: Tangent) -> Self:
+        u = as_tangent(u, "u", self.shapes())
         rho, flow_out = self.density, torch.zeros_like(self.density)
         for i, h, speed in zip(self._dims, self.spacing, u, strict=True):
             left, right = self.density.narrow(i, 0, speed.shape[i]), self.density.narrow(i, 1, speed.shape[i])
@@ -114,6 +121,9 @@ class Grid(Measure):
     @property
     def _dims(self) -> range:
         return range(self.density.ndim - len(self.axes), self.density.ndim)
+
+    def shapes(self) -> list[torch.Size]:
+        return [face.shape for face in self._faces()]
 
     def _faces(self) -> list[Tensor]:
         sizes = self.density.shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from otflow import checks
 from otflow.measures.base import Measure, pick, total
 from otflow.spaces import Euclidean, Space
-from otflow.tangent import Tangent
+from otflow.tangent import Tangent, as_tangent
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +34,7 @@ class Particles(Measure):
     Particles(n=5, d=2, space=Euclidean())
     """
 
+    names: ClassVar[tuple[str, ...]] = ("x",)
     x: Tensor
     weights: Tensor | None
     label: Tensor | None
@@ -109,11 +110,12 @@ class Particles(Measure):
                 "min(w)",
                 0.0,
                 "the gradient at an atom without mass is not defined",
-                "drop the atom, or evaluate the field there with field.at(t, mu, points)",
+                "drop the atom; attention can be evaluated there with field.at(t, mu, points)",
             )
         return self.tangent(covector.map(lambda c: c / self.w[..., None]))
 
     def move(self, u: Tangent) -> Self:
+        u = as_tangent(u, "u", self.shapes())
         return self.at([self.space.retract(self.x, u[0])])
 
     def tangent(self, u: Tangent) -> Tangent:
@@ -130,7 +132,7 @@ class Particles(Measure):
 
 
 def _positions(x: Any, space: Space) -> Tensor:
-    x = checks.tensor(x, "x")
+    x = checks.tensor(x, "x").clone()  # so that no later change of x changes the measure
     if x.ndim < 2:
         checks.fail(
             "x.shape",
@@ -150,7 +152,7 @@ def _positions(x: Any, space: Space) -> Tensor:
 
 def _weights(w: Any, x: Tensor) -> Tensor:
     w = checks.alike(checks.tensor(w, "w"), "w", x, "x")
-    return checks.probability(_per_token(w, "w", x), "w")
+    return checks.probability(_per_token(w, "w", x), "w", "pass w / w.sum()")
 
 
 def _labels(label: Any, x: Tensor) -> Tensor:

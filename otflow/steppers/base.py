@@ -64,4 +64,5 @@ def stage_time(t: Tensor, dt: Tensor, c: float) -> Tensor:
     The hair is a few roundings wide, because t + dt may itself be rounded up past the jump.
     """
     end = t + c * dt
-    return torch.maximum(t, end - 4 * torch.finfo(end.dtype).eps * end.abs()) if c == 1.0 else end
+    size = torch.maximum(t.abs(), dt.abs())
+    return torch.maximum(t, end - 8 * torch.finfo(end.dtype).eps * size) if c == 1.0 else end

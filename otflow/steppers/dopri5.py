@@ -66,7 +66,7 @@ class Dopri5(Stepper):
             memory=Memory(done.carry, _choose(accept, v[-1], v[0]), error),
             failed=_underflow(t, dt, dt_next, mu, v[0], failed),
             message=done.message,
-            certificate=done.certificate,
+            certificate=done.certificate if bool(accept.any()) else {},
         )
 
     def first_dt(self, field: VelocityField, t: Tensor, mu: Measure, longest: float) -> Tensor:
@@ -137,6 +137,7 @@ def _underflow(
     speed, size = (
         sum(p.detach().double().reshape(*mu.batch, -1).abs().amax(-1) for p in c) for c in (v, mu.coords)
     )
-    exploding = ~(1e4 * ulp * speed <= size)  # a velocity that is not finite counts as exploding
+    huge = size > 1e-8 * torch.finfo(mu.dtype).max
+    exploding = huge | ~(1e4 * ulp * speed <= size)  # a velocity that is not finite counts as exploding
     codes = torch.where(exploding, code("blow_up"), code("stalled"))
     return torch.where(tiny, codes, torch.zeros_like(codes) if failed is None else failed)

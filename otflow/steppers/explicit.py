@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -52,7 +53,8 @@ class Stages(NamedTuple):
             worst = torch.maximum(worst, self.certificate["residual"])
         failed, message = self.failed, self.message
         if carry.failed is not None and bool(carry.failed.any()):
-            bad = carry.failed.to(torch.int64) * code("max_iter")
+            kind = "blow_up" if math.isnan(carry.residual) else "max_iter"  # scores beyond floating point
+            bad = carry.failed.to(torch.int64) * code(kind)
             failed, message = bad if failed is None else torch.maximum(failed, bad), carry.message
         return Stages([*self.v, v], carry, failed, message, {"residual": worst})
 
