@@ -10,7 +10,7 @@ from otflow.fields import VelocityField
 from otflow.measures import Measure, where
 from otflow.status import code
 from otflow.steppers.base import Memory, Step, Stepper
-from otflow.steppers.explicit import combine, stages
+from otflow.steppers.explicit import Stages, combine, stages
 from otflow.tangent import Tangent, align
 
 A = (
@@ -64,7 +64,7 @@ class Dopri5(Stepper):
             dt=torch.where(accept, dt, torch.zeros_like(dt)),
             dt_next=dt_next,
             memory=Memory(done.carry, _choose(accept, v[-1], v[0]), error),
-            failed=_underflow(t, dt, dt_next, mu, v[0], failed),
+            failed=_underflow(t, dt, dt_next, mu, done, failed),
             message=done.message,
             certificate=done.certificate if bool(accept.any()) else {},
         )
@@ -127,7 +127,7 @@ def _choose(accept: Tensor, new: Tangent, old: Tangent) -> Tangent:
 
 
 def _underflow(
-    t: Tensor, dt: Tensor, dt_next: Tensor, mu: Measure, v: Tangent, failed: Tensor | None
+    t: Tensor, dt: Tensor, dt_next: Tensor, mu: Measure, done: Stages, failed: Tensor | None
 ) -> Tensor | None:
     """Steps below the resolution of t end a run: a blow-up if the state explodes within it, else a stall."""
     ulp = torch.nextafter(t.abs(), torch.full_like(t, torch.inf)) - t.abs()
@@ -135,9 +135,12 @@ def _underflow(
     if not bool(tiny.any()):
         return failed
     speed, size = (
-        sum(p.detach().double().reshape(*mu.batch, -1).abs().amax(-1) for p in c) for c in (v, mu.coords)
+        sum(p.detach().double().reshape(*mu.batch, -1).abs().amax(-1) for p in c)
+        for c in (done.v[0], mu.coords)
     )
     huge = size > 1e-8 * torch.finfo(mu.dtype).max
+    if done.failed is not None:  # an inner solver met numbers beyond floating point
+        huge = huge | (done.failed == code("blow_up"))
     exploding = huge | ~(1e4 * ulp * speed <= size)  # a velocity that is not finite counts as exploding
     codes = torch.where(exploding, code("blow_up"), code("stalled"))
     return torch.where(tiny, codes, torch.zeros_like(codes) if failed is None else failed)
