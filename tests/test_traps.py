@@ -1,4 +1,4 @@
-"""Traps that a careful reader of the code found, each kept shut by a test."""
+"""Traps: uses that once went wrong without a word, each kept shut by a test."""
 
 from __future__ import annotations
 
