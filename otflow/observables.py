@@ -66,7 +66,8 @@ def effective_rank(mu: Measure) -> Tensor:
 
     The number of directions in which mu spreads: d when it spreads evenly, 1 on a line, and 0, like the
     rank, when it does not spread at all, which for a cloud means no further than rounding. Scaling mu
-    changes nothing while squares of positions stay within floating point. Reference: Roy and Vetterli 2007, "The effective rank", for S.
+    changes nothing while squares of positions stay within floating point. Reference: Roy and Vetterli
+    2007, "The effective rank", for S.
 
     >>> import otflow as of
     >>> effective_rank(of.Particles([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])).item()
