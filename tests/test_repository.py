@@ -18,7 +18,7 @@ PACKAGE = ROOT / "otflow"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # Part -> the parts it may import, as drawn in docs/design.md; a part is a module or folder in otflow/.
-GROUND = {"errors", "checks", "linalg", "status"}
+GROUND = {"errors", "checks", "linalg", "status", "algebra"}
 BOTTOM = GROUND | {"tangent", "spaces", "kernels"}
 MEASURES = BOTTOM | {"measures"}
 ENERGIES = MEASURES | {"transport", "energies"}
@@ -31,6 +31,7 @@ ALLOWED = {
     "status": set(),
     "checks": {"errors"},
     "linalg": {"errors", "checks"},
+    "algebra": {"errors", "checks"},
     "schedule": GROUND,
     "tangent": GROUND,
     "spaces": GROUND,

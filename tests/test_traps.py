@@ -68,6 +68,26 @@ def test_layers_with_batch_axes_run_adaptively() -> None:
         torch.testing.assert_close(together[i].coords[0], alone.coords[0], rtol=0, atol=1e-7)
 
 
+def test_a_constant_weight_with_too_many_axes_is_refused_by_adaptive_runs_too() -> None:
+    mu, V = of.Particles(normal(3, 5, 2)), normal(3, 3, 2, 2)
+    with pytest.raises(of.InputError, match=r"V.shape = \(3, 3, 2, 2\)"):
+        of.flow(mu, of.SoftmaxAttention(EYE, EYE, V), of.Dopri5(), t1=0.1)
+
+
+def test_directions_of_another_shape_are_refused_by_jvp_and_vjp() -> None:
+    mu, narrow = of.Particles(normal(4, 2)), of.Tangent([torch.ones(4, 1, dtype=torch.float64)])
+    for call in (softmax().jvp, softmax().vjp):
+        with pytest.raises(of.InputError, match=r"\(4, 1\).*\(4, 2\)"):
+            call(0.0, mu, narrow)
+
+
+def test_energies_and_fields_do_not_add_to_each_other() -> None:
+    with pytest.raises(TypeError):
+        DECAY + DECAY.energy  # type: ignore[operator]
+    with pytest.raises(TypeError):
+        DECAY.energy + DECAY  # type: ignore[operator]
+
+
 def test_a_list_of_tensors_with_a_graph_makes_layers() -> None:
     leaves = [EYE.clone().requires_grad_() for _ in range(2)]
     mu = of.Particles(normal(4, 2))
@@ -164,6 +184,12 @@ def test_cubature_that_does_not_resolve_an_energy_is_refused() -> None:
     with pytest.raises(of.InputError, match=r"quadrature error.*degree five.*Particles"):
         of.Potential(lambda x: torch.exp(-x.square().sum(-1) / 2))(law)
     assert of.Potential(lambda x: x.square().sum(-1))(law).item() == pytest.approx(8.0, rel=1e-12)
+    bell = of.Interaction(lambda x, y: torch.exp(-5 * (x - y).square().sum(-1)))
+    with pytest.raises(of.InputError, match="quadrature error"):  # not only where the value is asked for
+        of.SteepestDescent(bell, of.Wasserstein())(0.0, law)
+    root = np.random.default_rng(0).standard_normal((5, 5))
+    odd = of.Potential(lambda x: x[..., 0])(of.Gaussian(np.zeros(5), root))  # zero, up to rounding
+    assert abs(odd.item()) < 1e-14
     with pytest.raises(of.InputError, match="no atoms"):
         of.Interaction(lambda x, y: -(x - y).abs().sum(-1), diagonal=False)(of.Gaussian([0.0], [[1.0]]))
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from otflow import checks
-from otflow.energies.base import Energy, gradient, trusted
+from otflow.energies.base import Energy, gradient, trust_nodes
 from otflow.kernels import row_tiles
 from otflow.measures import Gaussian, Measure
 from otflow.tangent import Tangent
@@ -36,24 +36,32 @@ class Interaction(Energy):
         self.diagonal = diagonal
 
     def __call__(self, mu: Measure) -> Tensor:
+        self._admit(mu)
+        return self._double_integral(mu)
+
+    def wants_graph(self, mu: Measure) -> bool:
+        if not torch.is_grad_enabled() or super().wants_graph(mu):
+            return torch.is_grad_enabled()
+        x = mu.nodes()[0][..., :1, :].detach()
+        probe: Tensor = self.W(x[..., None, :], x[..., None, :, :] + 1.0)
+        return probe.requires_grad  # W has parameters of its own
+
+    def _admit(self, mu: Measure) -> None:
+        """Refuse measures on which the double sum over the nodes is not the double integral."""
         if not self.diagonal and isinstance(mu, Gaussian):
             checks.fail(
                 "diagonal", False, "a Gaussian has no atoms to leave out", "sample it and use Particles"
             )
-        return trusted(self._double_integral, mu)
+        trust_nodes(mu, self._double_integral, lambda mu: self._double_integral(mu, absolute=True))
 
-    def wants_graph(self, mu: Measure) -> bool:
-        x = mu.nodes()[0][..., :1, :].detach()
-        probe = self.W(x[..., None, :], x[..., None, :, :] + 1.0)  # does W have parameters of its own?
-        return super().wants_graph(mu) or (torch.is_grad_enabled() and probe.requires_grad)
-
-    def _double_integral(self, mu: Measure) -> Tensor:
+    def _double_integral(self, mu: Measure, *, absolute: bool = False) -> Tensor:
         x, w = mu.nodes()
-        return torch.stack([self._tile(x, w, rows) for rows in self._tiles(x)]).sum(0)
+        return torch.stack([self._tile(x, w, rows, absolute=absolute) for rows in self._tiles(x)]).sum(0)
 
     def differential(self, mu: Measure) -> Tangent:
         if self.wants_graph(mu):
             return super().differential(mu)  # small problems: autograd keeps the whole graph
+        self._admit(mu)
         with torch.enable_grad():
             coords = [c.detach().requires_grad_() for c in mu.coords]
             nodes = mu.at(coords).nodes()
@@ -69,7 +77,7 @@ class Interaction(Energy):
     def _tiles(self, x: Tensor) -> Iterator[slice]:
         return row_tiles(x.shape[-2], x.numel())  # W makes arrays of size rows * n * d
 
-    def _tile(self, x: Tensor, w: Tensor, rows: slice) -> Tensor:
+    def _tile(self, x: Tensor, w: Tensor, rows: slice, *, absolute: bool = False) -> Tensor:
         """1/2 sum over i in rows, all j, of w_i w_j W(x_i, x_j)."""
         far = x[..., None, :, :]
         if not self.diagonal:  # move the token's own copy away *before* W sees it: no inf or NaN arises
@@ -87,4 +95,5 @@ class Interaction(Energy):
             )
         if not self.diagonal:
             values = torch.where(own, torch.zeros_like(values), values)
-        return 0.5 * (w[..., rows] * (values * w[..., None, :]).sum(-1)).sum(-1)
+        terms = w[..., rows, None] * values * w[..., None, :]
+        return 0.5 * (terms.abs() if absolute else terms).sum((-1, -2))

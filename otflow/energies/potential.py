@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from otflow import checks
-from otflow.energies.base import Energy, trusted
+from otflow.energies.base import Energy, trust_nodes
 from otflow.measures import Measure
 
 
@@ -29,13 +29,16 @@ class Potential(Energy):
         self.U = checks.function(U, "U")
 
     def __call__(self, mu: Measure) -> Tensor:
-        return trusted(self._integral, mu)
+        trust_nodes(mu, self._integral, lambda mu: self._integral(mu, absolute=True))
+        return self._integral(mu)
 
     def wants_graph(self, mu: Measure) -> bool:
-        probe = self.U(mu.nodes()[0][..., :1, :].detach())  # does U have parameters of its own?
-        return super().wants_graph(mu) or (torch.is_grad_enabled() and probe.requires_grad)
+        if not torch.is_grad_enabled() or super().wants_graph(mu):
+            return torch.is_grad_enabled()
+        probe: Tensor = self.U(mu.nodes()[0][..., :1, :].detach())
+        return probe.requires_grad  # U has parameters of its own
 
-    def _integral(self, mu: Measure) -> Tensor:
+    def _integral(self, mu: Measure, *, absolute: bool = False) -> Tensor:
         x, w = mu.nodes()
         u: Tensor = self.U(x)
         if u.shape != w.shape:
@@ -45,4 +48,4 @@ class Potential(Energy):
                 f"U maps points {tuple(x.shape)} to one number each, {tuple(w.shape)}",
                 "sum over the last axis in U",
             )
-        return (w * u).sum(-1)
+        return ((w * u).abs() if absolute else w * u).sum(-1)

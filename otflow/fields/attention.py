@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from otflow import checks, kernels
-from otflow.fields.base import Carry
+from otflow.fields.base import Carry, merged_switches
 from otflow.fields.tokens import TokenField
-from otflow.fields.weights import apply, fits, weight
+from otflow.fields.weights import Weight, apply, fits, weight
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.tangent import Tangent
 
@@ -43,7 +43,7 @@ class Attention(TokenField):
     def __init__(self, Q: Any, K: Any, V: Any, *, causal: bool = False) -> None:
         self.Q, self.K, self.V = weight(Q, "Q"), weight(K, "K"), weight(V, "V")
         self.causal = causal
-        self.switches = tuple(sorted({s for m in (self.Q, self.K, self.V) for s in m.switches}))
+        self.switches = merged_switches((self.Q, self.K, self.V))
 
     @abstractmethod
     def attend(
@@ -74,7 +74,7 @@ class Attention(TokenField):
         """Q, K, V at time t, checked against the dimension of mu."""
         d = mu.coords[0].shape[-1]
         m = Weights(
-            *(_matrix(f(t), name, mu, t) for name, f in zip("QKV", (self.Q, self.K, self.V), strict=True))
+            *(_matrix(f, name, mu, t) for name, f in zip("QKV", (self.Q, self.K, self.V), strict=True))
         )
         if m.Q.shape[-2] != m.K.shape[-2] or m.Q.shape[-2] > d:
             checks.fail(
@@ -111,13 +111,13 @@ class Attention(TokenField):
         return f"{type(self).__name__}({'causal=True' if self.causal else ''})"
 
 
-def _matrix(a: Tensor, name: str, mu: Measure, t: Tensor) -> Tensor:
-    d = mu.coords[0].shape[-1]
-    if a.ndim < 2 or a.shape[-1] != d:
+def _matrix(f: Weight, name: str, mu: Measure, t: Tensor) -> Tensor:
+    a, d = fits(f, name, 2, mu, t), mu.coords[0].shape[-1]
+    if a.shape[-1] != d:
         checks.fail(
             f"{name}.shape", tuple(a.shape), f"tokens have dimension {d}", f"{name} needs {d} columns"
         )
-    return fits(a, name, 2, mu, t)
+    return a
 
 
 def log_weights(mu: Particles) -> Tensor | None:

@@ -7,13 +7,14 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from otflow import checks
+from otflow.algebra import Linear
 from otflow.errors import ConvergenceError, DerivativeError, NotFiniteError
 from otflow.measures import Measure
 from otflow.tangent import Tangent, as_tangent
@@ -34,7 +35,7 @@ class Carry:
     parts: tuple[Carry | None, ...] = ()
 
 
-class VelocityField:
+class VelocityField(Linear["VelocityField"]):
     """v(t, mu): the velocity with which mu moves, d/dt mu + div(mu v) = 0.
 
     To write your own, give `velocity`; fields with inner solvers give `evaluate` instead, which hands
@@ -103,7 +104,7 @@ class VelocityField:
         Forward-mode differentiation through kernels whose derivatives are streamed closed forms: O(n) memory.
         """
         _load_forward_mode()
-        u = as_tangent(u, "u")
+        u = as_tangent(u, "u", [c.shape for c in mu.coords])
         with forward_ad.dual_level():
             dual = mu.at(mu.coords.zip(u, forward_ad.make_dual))
             v, carry = self.evaluate(as_time(t, mu), dual)
@@ -113,47 +114,36 @@ class VelocityField:
 
     def vjp(self, t: float | Tensor, mu: Measure, c: Tangent) -> Tangent:
         """The transpose of `jvp`: the derivative of <c, v> with respect to the coordinates."""
-        c = as_tangent(c, "c")
+        if torch.is_inference_mode_enabled():
+            raise DerivativeError("torch.inference_mode() records no derivatives; leave it to call vjp.")
+        c = as_tangent(c, "c", mu.shapes())
         with torch.enable_grad():
             coords = [p.detach().requires_grad_() for p in mu.coords]
             v, carry = self.evaluate(as_time(t, mu), mu.at(coords))
             self.insist(carry, v)
             value = torch.stack([(a * b).sum() for a, b in zip(v, c, strict=True)]).sum()
-        if torch.is_inference_mode_enabled():
-            raise DerivativeError(
-                "torch.inference_mode() records no derivatives; leave it before calling vjp."
-            )
         if not value.requires_grad:  # a field that does not depend on the measure
             return Tangent(torch.zeros_like(p) for p in coords)
         grads = torch.autograd.grad(value, coords, allow_unused=True)
         return Tangent(torch.zeros_like(p) if g is None else g for g, p in zip(grads, coords, strict=True))
 
-    def __add__(self, other: VelocityField) -> VelocityField:
-        return SumField((self, other), (1.0, 1.0)) if isinstance(other, VelocityField) else NotImplemented
+    @property
+    def kind(self) -> type[VelocityField]:
+        return VelocityField
 
-    def __sub__(self, other: VelocityField) -> VelocityField:
-        return SumField((self, other), (1.0, -1.0)) if isinstance(other, VelocityField) else NotImplemented
-
-    def __mul__(self, c: float) -> VelocityField:
-        return SumField((self,), (checks.number(c, "factor"),))
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, c: float) -> VelocityField:
-        return self * (1 / checks.number(c, "divisor"))
-
-    def __neg__(self) -> VelocityField:
-        return SumField((self,), (-1.0,))
+    def combination(self, pairs: list[tuple[VelocityField, float]]) -> VelocityField:
+        return SumField(pairs)
 
 
 class SumField(VelocityField):
     """A linear combination of fields: attention + perceptron is a Transformer block."""
 
-    def __init__(self, terms: Sequence[VelocityField], factors: Sequence[float]) -> None:
-        pairs = [pair for term, c in zip(terms, factors, strict=True) for pair in _flat(term, c)]
-        self.terms = tuple(term for term, _ in pairs)
-        self.factors = tuple(c for _, c in pairs)
+    def __init__(self, pairs: Sequence[tuple[VelocityField, float]]) -> None:
+        self.terms, self.factors = zip(*pairs, strict=True)
         self.switches = merged_switches(self.terms)
+
+    def pairs(self) -> list[tuple[VelocityField, float]]:
+        return list(zip(self.terms, self.factors, strict=True))
 
     def evaluate(self, t: Tensor, mu: Measure, carry: Carry | None = None) -> tuple[Tangent, Carry | None]:
         old = carry.parts if carry else (None,) * len(self.terms)
@@ -162,7 +152,7 @@ class SumField(VelocityField):
         return sum(rest, start=first), joint_carry([c for _, c in pairs])
 
     def at(self, t: float | Tensor, mu: Measure, points: Any, label: Any = None) -> Tensor:
-        values = [f * term.at(t, mu, points, label) for f, term in zip(self.factors, self.terms, strict=True)]
+        values = [f * term.at(t, mu, points, label) for term, f in self.pairs()]
         return torch.stack(values).sum(0)
 
     def parameters(self, t: Tensor) -> Iterator[Tensor]:
@@ -172,19 +162,19 @@ class SumField(VelocityField):
         return any(term.requires_grad(t, mu) for term in self.terms)
 
     def __repr__(self) -> str:
-        return " + ".join(f"{c:g} * {term!r}" for term, c in zip(self.terms, self.factors, strict=True))
+        return " + ".join(f"{c:g} * {term!r}" for term, c in self.pairs())
 
 
-def _flat(term: VelocityField, c: float) -> list[tuple[VelocityField, float]]:
-    """Sums of sums are one sum."""
-    if isinstance(term, SumField):
-        return [(t, c * f) for t, f in zip(term.terms, term.factors, strict=True)]
-    return [(term, c)]
+class Jumping(Protocol):
+    """Whatever may jump in time: a field, or a weight."""
+
+    @property
+    def switches(self) -> tuple[float, ...]: ...
 
 
-def merged_switches(fields: Sequence[VelocityField]) -> tuple[float, ...]:
-    """The times at which any of the fields jumps."""
-    return tuple(sorted({s for f in fields for s in f.switches}))
+def merged_switches(parts: Sequence[Jumping]) -> tuple[float, ...]:
+    """The times at which any of the parts jumps."""
+    return tuple(sorted({s for part in parts for s in part.switches}))
 
 
 def joint_carry(parts: Sequence[Carry | None]) -> Carry | None:

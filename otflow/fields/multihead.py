@@ -11,7 +11,7 @@ from otflow import checks
 from otflow.fields.attention import Attention
 from otflow.fields.base import Carry, joint_carry, merged_switches
 from otflow.fields.tokens import TokenField
-from otflow.fields.weights import apply, fits, weight
+from otflow.fields.weights import Weight, apply, fits, weight
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.tangent import Tangent
 
@@ -47,8 +47,7 @@ class MultiHead(TokenField):
                 "len(mix)", len(mix), f"one matrix per head is needed, {len(self.heads)}", "add or drop some"
             )
         self.mix = None if mix is None else tuple(weight(w, f"mix[{h}]") for h, w in enumerate(mix))
-        jumps = set(merged_switches(self.heads)).union(*(w.switches for w in self.mix or ()))
-        self.switches = tuple(sorted(jumps))
+        self.switches = merged_switches((*self.heads, *(self.mix or ())))
 
     def velocity_at(
         self, t: Tensor, mu: Particles, points: Tensor, label: Tensor | None, carry: Carry | None
@@ -69,7 +68,7 @@ class MultiHead(TokenField):
     def _mixed(self, h: int, v: Tensor, t: Tensor, mu: Measure) -> Tensor:
         """W_h v for rows v, (*batch, n, d_v) -> (*batch, n, d)."""
         d = mu.coords[0].shape[-1]
-        out = v if self.mix is None else apply(_fits(self.mix[h](t), v, h, mu, t), v)
+        out = v if self.mix is None else apply(_fits(self.mix[h], v, h, mu, t), v)
         if out.shape[-1] != d:
             checks.fail(
                 f"values of head {h}",
@@ -87,7 +86,8 @@ class MultiHead(TokenField):
         yield from (w(t) for w in self.mix or ())
 
 
-def _fits(w: Tensor, v: Tensor, h: int, mu: Measure, t: Tensor) -> Tensor:
+def _fits(f: Weight, v: Tensor, h: int, mu: Measure, t: Tensor) -> Tensor:
+    w = fits(f, f"mix[{h}]", 2, mu, t)
     if w.shape[-1] != v.shape[-1]:
         checks.fail(
             f"mix[{h}].shape",
@@ -95,4 +95,4 @@ def _fits(w: Tensor, v: Tensor, h: int, mu: Measure, t: Tensor) -> Tensor:
             f"head {h} has values in dimension {v.shape[-1]}",
             "W_h needs the shape (d, d_v)",
         )
-    return fits(w, f"mix[{h}]", 2, mu, t)
+    return w

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from otflow import checks
-from otflow.fields.base import Carry
+from otflow.fields.base import Carry, merged_switches
 from otflow.fields.tokens import TokenField
 from otflow.fields.weights import apply, fits, weight
 from otflow.measures import Gaussian, Measure, Particles
@@ -35,9 +35,7 @@ class Perceptron(TokenField):
         self.W, self.U = weight(W, "W"), weight(U, "U")
         self.b = None if b is None else weight(b, "b", ndim=1)
         self.activation = None if activation is None else checks.function(activation, "activation")
-        self.switches = tuple(
-            sorted({s for m in (self.W, self.U, self.b) if m is not None for s in m.switches})
-        )
+        self.switches = merged_switches([m for m in (self.W, self.U, self.b) if m is not None])
 
     def velocity_at(
         self, t: Tensor, mu: Particles, points: Tensor, label: Tensor | None, carry: Carry | None
@@ -55,15 +53,15 @@ class Perceptron(TokenField):
 
     def _weights(self, t: Tensor, mu: Measure) -> tuple[Tensor, Tensor, Tensor | None]:
         d = mu.coords[0].shape[-1]
-        W, U = fits(self.W(t), "W", 2, mu, t), fits(self.U(t), "U", 2, mu, t)
-        if U.ndim < 2 or U.shape[-1] != d or W.shape[-2:] != U.mT.shape[-2:]:
+        W, U = fits(self.W, "W", 2, mu, t), fits(self.U, "U", 2, mu, t)
+        if U.shape[-1] != d or W.shape[-2:] != U.mT.shape[-2:]:
             checks.fail(
                 "W.shape, U.shape",
                 (tuple(W.shape), tuple(U.shape)),
                 f"(d, m) and (m, d) with d = {d}",
                 "transpose or resize them",
             )
-        return W, U, None if self.b is None else _bias(fits(self.b(t), "b", 1, mu, t), U.shape[-2])
+        return W, U, None if self.b is None else _bias(fits(self.b, "b", 1, mu, t), U.shape[-2])
 
     def __repr__(self) -> str:
         return f"Perceptron(activation={getattr(self.activation, '__name__', self.activation)})"

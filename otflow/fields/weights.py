@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ class Weight(ABC):
     """A matrix (or vector) that may depend on time."""
 
     switches: tuple[float, ...] = ()
+    varies: ClassVar[bool] = True
 
     @abstractmethod
     def __call__(self, t: Tensor) -> Tensor:
@@ -25,6 +26,8 @@ class Weight(ABC):
 
 class Constant(Weight):
     """A weight that every layer shares."""
+
+    varies: ClassVar[bool] = False
 
     def __init__(self, value: Tensor) -> None:
         self.value = value
@@ -121,17 +124,17 @@ def weight(value: Any, name: str, ndim: int = 2) -> Weight:
     return Constant(value)
 
 
-def fits(value: Tensor, name: str, keep: int, mu: Measure, t: Tensor) -> Tensor:
-    """``value``, if it lives where mu does and its batch axes (all but the last ``keep``) match.
+def fits(w: Weight, name: str, keep: int, mu: Measure, t: Tensor) -> Tensor:
+    """The weight at time t, if it lives where mu does and its batch axes (all but the last ``keep``) match.
 
     When both the clocks of a batch and the weight itself have batch axes, each member takes its own.
     """
-    value = checks.alike(value, name, mu.coords[0], "the measure")
-    if t.ndim and value.ndim > keep + t.ndim:
+    value = checks.alike(w(t), name, mu.coords[0], "the measure")
+    if w.varies and t.ndim and value.ndim > keep + t.ndim:
         value = _own(value, keep, mu.batch)
-    axes = tuple(value.shape[: value.ndim - keep])
+    axes = tuple(value.shape[: max(0, value.ndim - keep)])
     paired = zip(reversed(axes), reversed(mu.batch), strict=False)
-    if len(axes) > len(mu.batch) or any(a not in (1, b) for a, b in paired):
+    if value.ndim < keep or len(axes) > len(mu.batch) or any(a not in (1, b) for a, b in paired):
         checks.fail(
             f"{name}.shape",
             tuple(value.shape),
