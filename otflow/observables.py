@@ -19,7 +19,7 @@ from otflow.fields import SteepestDescent, VelocityField
 from otflow.kernels import row_tiles
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.metrics import Metric, Wasserstein
-from otflow.spaces import Euclidean, Space, Torus, norm
+from otflow.spaces import Torus, norm
 from otflow.trajectory import Trajectory
 
 ROUNDINGS = 16  # a cloud narrower than this many units of the last place of its positions has no spread
@@ -215,21 +215,7 @@ def _hook(label: Tensor, near: Tensor, rows: slice) -> Tensor:
 def _distances(mu: Particles, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Tiles of the distance matrices of clouds (B, n, d)."""
     for rows in row_tiles(x.shape[1], x.numel()):
-        yield rows, _pairwise(mu.space, x[:, rows], x)
-
-
-@singledispatch
-def _pairwise(space: Space, x: Tensor, y: Tensor) -> Tensor:
-    """Distances (B, r, n) between all points of x (B, r, d) and y (B, n, d)."""
-    return space.distance(x[:, :, None, :], y[:, None, :, :])
-
-
-@_pairwise.register(Euclidean)
-def _(space: Euclidean, x: Tensor, y: Tensor) -> Tensor:
-    # Many times faster than the above, and also from differences: |x|^2 + |y|^2 - 2 x.y loses digits. The
-    # power of two changes no digit and keeps squares from overflowing.
-    scale = torch.exp2(torch.frexp(y.abs().amax((-1, -2), keepdim=True)).exponent.to(y.dtype) - 1)
-    return scale * torch.cdist(x / scale, y / scale, compute_mode="donot_use_mm_for_euclid_dist")
+        yield rows, mu.space.pairwise(x[:, rows], x)
 
 
 def _massive(mu: Particles) -> Tensor:

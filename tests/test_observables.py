@@ -171,13 +171,13 @@ def test_a_shuffled_chain_is_joined_in_a_logarithmic_number_of_sweeps(
 
 def test_no_matrix_of_all_pairs_is_ever_built(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    pairwise = obs._pairwise
+    pairwise = of.Euclidean.pairwise
 
-    def watched(space: of.Space, x: Tensor, y: Tensor) -> Tensor:
+    def watched(space: of.Euclidean, x: Tensor, y: Tensor) -> Tensor:
         sizes.append(x.shape[1] * y.shape[1])
         return pairwise(space, x, y)
 
-    monkeypatch.setattr(obs, "_pairwise", watched)
+    monkeypatch.setattr(of.Euclidean, "pairwise", watched)
     mu = of.Particles(np.random.default_rng(7).normal(size=(2000, 2)))
     obs.diameter(mu)
     obs.cluster_count(mu, 0.1)
