@@ -161,6 +161,13 @@ def instance(value: Any, kind: type, name: str) -> Any:
     return value
 
 
+def raises(on_failure: str) -> bool:
+    """Whether a failure is to be raised rather than returned."""
+    if on_failure not in ("raise", "return"):
+        fail("on_failure", repr(on_failure), 'it is "raise" or "return"', "choose one")
+    return on_failure == "raise"
+
+
 def number(value: float, name: str) -> float:
     """A finite real number."""
     if not _is_number(value):

@@ -146,6 +146,114 @@ def contraction(n: Tensor) -> Tensor:
     return out
 
 
+class _Procrustes(torch.autograd.Function):
+    """(A, B) -> F = B U - A with U the polar factor of N = B^T A = X diag(s) Y^T, U = X Y^T.
+
+    dU = X (K / (s_i + s_j)) Y^T with K the skew part of twice X^T dN Y; it is its own transpose. Where
+    s_i + s_j vanishes, U is not unique, and zero is used.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        x, s, yt = torch.linalg.svd(b.mT @ a)
+        inverse = _inverse_sums(s)
+        ctx.save_for_backward(a, b, x, inverse, yt)
+        ctx.save_for_forward(a, b, x, inverse, yt)
+        return _aligned_difference(a, b, x @ yt, inverse, yt)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        if torch.is_grad_enabled():
+            raise DerivativeError("second derivatives of optimally aligned roots are not available")
+        a, b, x, inverse, yt = ctx.saved_tensors
+        dn = _turn(x, inverse, yt, b.mT @ grad)
+        return b @ dn - grad, a @ dn.mT + grad @ (x @ yt).mT
+
+    @staticmethod
+    def jvp(ctx: Any, da: Tensor | None, db: Tensor | None) -> Tensor:
+        a, b, x, inverse, yt = ctx.saved_tensors
+        da, db = torch.zeros_like(a) if da is None else da, torch.zeros_like(b) if db is None else db
+        out: Tensor = db @ (x @ yt) + b @ _turn(x, inverse, yt, db.mT @ a + b.mT @ da) - da
+        return out
+
+
+def _inverse_sums(s: Tensor) -> Tensor:
+    """1 / (s_i + s_j), or 0 where that is rounding."""
+    total = s[..., :, None] + s[..., None, :]
+    seen = total > s.shape[-1] * torch.finfo(s.dtype).eps * s[..., :1, None]
+    return torch.where(seen, 1 / torch.where(seen, total, torch.ones_like(total)), torch.zeros_like(total))
+
+
+def _turn(x: Tensor, inverse: Tensor, yt: Tensor, dn: Tensor) -> Tensor:
+    p = x.mT @ dn @ yt.mT
+    out: Tensor = x @ (inverse * (p - p.mT)) @ yt
+    return out
+
+
+def _aligned_difference(a: Tensor, b: Tensor, u: Tensor, inverse: Tensor, yt: Tensor) -> Tensor:
+    """B U - A for almost the right U, without the loss of digits where B is almost A.
+
+    With Z = U - I, one Newton step makes U^T N symmetric, another makes U orthogonal (Z + Z^T = -Z^T Z).
+    """
+    d = b - a
+    n, z = b.mT @ a, u - torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
+    skew = (d.mT @ a - a.mT @ d) + (z.mT @ n - n.mT @ z)  # U^T N - N^T U
+    step = yt.mT @ (inverse * (yt @ skew @ yt.mT)) @ yt
+    z = z + step + z @ step
+    z = (z - z.mT) / 2 - z.mT @ z / 2
+    return d + b @ z
+
+
+def procrustes(a: Tensor, b: Tensor) -> Tensor:
+    """B U - A with the orthogonal U that makes it least in norm; A, B of shape (*batch, d, r).
+
+    Between roots of covariances this is the optimal displacement, and its norm the Bures distance. To
+    relative precision if B is near A column by column, else up to the rounding of A and B.
+
+    >>> import torch
+    >>> a = torch.eye(2, dtype=torch.float64)
+    >>> procrustes(a, torch.tensor([[0.0, -3.0], [1.0, 0.0]], dtype=torch.float64))
+    tensor([[2., 0.],
+            [0., 0.]], dtype=torch.float64)
+    """
+    out: Tensor = _Procrustes.apply(a, b)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Known(torch.autograd.Function):
+    """(value, formula) -> value, with the derivatives of formula."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, formula: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        return None, grad
+
+    @staticmethod
+    def jvp(ctx: Any, dvalue: Tensor | None, dformula: Tensor) -> Tensor:
+        return dformula.clone()
+
+
+def known(value: Tensor, formula: Tensor) -> Tensor:
+    """``value`` with the derivatives of ``formula``: for two expressions of the same number, the first of
+    which is accurate and the second easy to differentiate.
+
+    >>> import torch
+    >>> x = torch.tensor(1e-20, dtype=torch.float64, requires_grad=True)
+    >>> known(torch.log1p(x.detach()), torch.log(1 + x)).item()
+    1e-20
+    """
+    out: Tensor = _Known.apply(value.detach(), formula)  # type: ignore[no-untyped-call]
+    return out
+
+
+def widen(a: Tensor, columns: int) -> Tensor:
+    """``a`` with columns of zeros appended: another root of the same covariance."""
+    return torch.nn.functional.pad(a, (0, columns - a.shape[-1]))
+
+
 def conjugate_gradient(
     matvec: Callable[[Tensor], Tensor], b: Tensor, w: Tensor, *, tol: float, max_iter: int
 ) -> tuple[Tensor, int, bool]:

@@ -165,3 +165,64 @@ def _multiply(m: Tensor | None, u: Tensor, other: str, inverse: bool) -> Tensor:
         )
     m = checks.alike(m, "matrix", u, other)
     return torch.linalg.solve(m, u) if inverse else m @ u
+
+
+# --- distances -----------------------------------------------------------------------------------------
+
+
+def distance(mu: Measure, nu: Measure, metric: Metric) -> Tensor:
+    """The geodesic distance of a metric, shape (*batch,).
+
+    For `Wasserstein()` the measures decide what that is: W2 for `Particles` and densities on a `Grid`,
+    conditional W2 (mass keeps its label) for particles that are labelled, Bures-Wasserstein for Gaussians.
+
+    >>> import otflow as of
+    >>> x, y = [[0.0], [1.0]], [[1.0], [0.0]]
+    >>> distance(of.Particles(x), of.Particles(y), of.Wasserstein()).item()
+    0.0
+    >>> distance(of.Particles(x, label=[0, 1]), of.Particles(y, label=[0, 1]), of.Wasserstein()).item()
+    1.0
+    """
+    return _distance(checks.instance(metric, Metric, "metric"), mu, nu)
+
+
+@singledispatch
+def _distance(metric: Metric, mu: Measure, nu: Measure) -> Tensor:
+    checks.fail(
+        "metric", repr(metric), "its distance is not available", "use Wasserstein(), or a function of yours"
+    )
+
+
+@_distance.register(Wasserstein)
+def _(metric: Wasserstein, mu: Measure, nu: Measure) -> Tensor:
+    return _wasserstein(mu, nu)
+
+
+@singledispatch
+def _wasserstein(mu: Measure, nu: Measure) -> Tensor:
+    from otflow.transport.exact import wasserstein
+
+    return wasserstein(mu, nu)
+
+
+@_wasserstein.register(Gaussian)
+def _(mu: Gaussian, nu: Measure) -> Tensor:
+    from otflow.transport.bures import bures_wasserstein
+
+    return bures_wasserstein(mu, checks.instance(nu, Gaussian, "nu"))
+
+
+@_wasserstein.register(Particles)
+def _(mu: Particles, nu: Measure) -> Tensor:
+    from otflow.transport.conditional import conditional_wasserstein
+    from otflow.transport.exact import wasserstein
+
+    labelled = [one.label is not None for one in (mu, nu) if isinstance(one, Particles)]
+    if len(set(labelled)) > 1:
+        checks.fail(
+            "nu",
+            repr(nu),
+            "only one of the measures has labels",
+            "label both, or ignore labels with wasserstein",
+        )
+    return conditional_wasserstein(mu, nu) if all(labelled) else wasserstein(mu, nu)

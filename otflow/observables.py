@@ -7,8 +7,9 @@ Energies are functions of a measure already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import singledispatch
+from itertools import repeat, zip_longest
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from otflow.measures import Gaussian, Measure, Particles
 from otflow.metrics import Metric, Wasserstein
 from otflow.spaces import Torus, norm
 from otflow.trajectory import Trajectory
+from otflow.transport.along import Distance, chain, w2
 
 ROUNDINGS = 16  # a cloud narrower than this many units of the last place of its positions has no spread
 
@@ -273,3 +275,59 @@ def along(traj: Trajectory, f: Callable[[float, Measure], Any]) -> Tensor:
     return torch.stack(
         [torch.as_tensor(f(float(t), mu)) for t, mu in zip(traj.ts, traj.measures, strict=True)]
     )
+
+
+# --- between trajectories ------------------------------------------------------------------------------
+
+
+def distances(
+    a: Trajectory, b: Trajectory | Measure, of: Distance | None = None, *, progress: bool = False
+) -> Tensor:
+    """d(mu_t, nu_t) at every save time, shape (T, *batch).
+
+    Args:
+        a, b: two trajectories with the same save times, or one and a fixed measure; batches broadcast.
+        of: any function of two measures, such as `wasserstein` (the default, W2 without regard to labels),
+            `conditional_wasserstein` or ``lambda mu, nu: sinkhorn_divergence(mu, nu, 0.1)``. If its result
+            has a ``distance``, as that of `solve` or of ``functools.partial(sinkhorn, eps=0.1)``, this is
+            recorded; if it takes ``start=`` as well, it starts from its result at the time before.
+        progress: show a bar.
+
+    Raises:
+        ConvergenceError: at the end, if a distance did not converge; its ``result`` has all values.
+
+    >>> import otflow as of
+    >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
+    >>> a, b = (of.flow(of.Particles([[x]]), pull, of.RK4(), t1=1.0, dt=0.5) for x in (1.0, 3.0))
+    >>> distances(a, b)  # 2 exp(-t)
+    tensor([2.0000, 1.2135, 0.7363], dtype=torch.float64)
+    """
+    if not len(a):
+        checks.fail("len(a)", 0, "a trajectory without save times has no distances", "save some states")
+    pairs = zip(a.measures, _partners(b, a), strict=True)
+    return chain(a.ts.tolist(), pairs, w2 if of is None else of, progress=progress)
+
+
+@singledispatch
+def _partners(b: object, a: Trajectory) -> Iterable[Measure]:
+    """What the measures of a are compared with, one after the other."""
+    checks.fail("b", f"{b!r:.60}", "a Trajectory or a measure is needed", "pass what flow returned")
+
+
+@_partners.register(Measure)
+def _(b: Measure, a: Trajectory) -> Iterable[Measure]:
+    return repeat(b, len(a))
+
+
+@_partners.register(Trajectory)
+def _(b: Trajectory, a: Trajectory) -> Iterable[Measure]:
+    scale = float(a.ts.abs().max())
+    for i, (s, t) in enumerate(zip_longest(a.ts.tolist(), b.ts.tolist())):
+        if s is None or t is None or abs(s - t) > 1e-9 * scale:
+            checks.fail(
+                f"b.ts[{i}]",
+                t,
+                f"a was saved at {s}" if s is not None else "a was not saved as often",
+                "save both at the same times with save_at=",
+            )
+    return b.measures

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otflow.errors import MissingExtraError
+from otflow import checks
+from otflow.errors import ConvergenceError, MissingExtraError
 from otflow.measures import Measure
 from otflow.measures.base import pick
+from otflow.metrics import Wasserstein, distance
+from otflow.tangent import align
+from otflow.transport.along import chain
 
 if TYPE_CHECKING:
     import xarray
@@ -83,6 +87,41 @@ class Trajectory:
             ended=pick(self.ended, batch, index),
         )
 
+    def speed(self, of: Callable[..., Any] | None = None) -> Tensor:
+        """|mu'|(t_k) ~ d(mu_k, mu_k+1) / (t_k+1 - t_k) between successive save times, (T - 1, *batch).
+
+        The metric derivative, by default in the geometry that `distance` gives to the measures under
+        `Wasserstein()`: conditional W2 if they are labelled. Members that have ended stand still: their speed
+        is 0, and that of their last interval is taken over the time until they ended.
+
+        Args:
+            of: another distance: a function of two measures, as for `observables.distances`. Large clouds
+                without labels are faster with `solve`, which starts from the plan before.
+
+        >>> import otflow as of
+        >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
+        >>> traj = of.flow(of.Particles([[1.0], [-1.0]]), pull, of.RK4(), t1=0.02, dt=0.01)
+        >>> traj.speed()  # exp(-t), between save times
+        tensor([0.9950, 0.9851], dtype=torch.float64)
+        """
+        if len(self) < 2:
+            checks.fail("len(trajectory)", len(self), "a speed needs two save times", "save more often")
+        pairs = zip(self.measures, self.measures[1:], strict=False)
+        try:
+            return self._rate(chain(self.ts[1:].tolist(), pairs, of or _geodesic_distance))
+        except ConvergenceError as error:
+            raise ConvergenceError(str(error), self._rate(error.result)) from error
+
+    def _rate(self, change: Tensor) -> Tensor:
+        """Changes between save times over the time that each member took; 0 in no time is 0."""
+        ts = align(self.ts.to(self.ended.device), torch.empty(len(self), *self.final.batch))
+        dt = torch.diff(ts.fmin(self.ended), dim=0)
+        dt = align(dt, change).to(change).expand_as(change)
+        still = (dt == 0) & (change == 0)
+        return torch.where(
+            still, torch.zeros_like(change), change / torch.where(still, torch.ones_like(dt), dt)
+        )
+
     def __len__(self) -> int:
         return len(self.measures)
 
@@ -105,6 +144,10 @@ class Trajectory:
             return f"Trajectory(nothing saved, status={self.status!r})"
         span = f"[{self.ts[0]:g}, {self.ts[-1]:g}]"
         return f"Trajectory({len(self)} times in {span}, {self.final!r}, status={self.status!r})"
+
+
+def _geodesic_distance(mu: Measure, nu: Measure) -> Tensor:
+    return distance(mu, nu, Wasserstein())
 
 
 def _plain(status: Any) -> Any:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from otflow import kernels
+from otflow.transport import states
 
 REGIMES = {"dense": (10**9, 2**20), "streaming": (0, 16)}  # kernels.DENSE, kernels.TILE
 
@@ -19,4 +20,5 @@ def regime(name: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "DENSE", dense)
         patch.setattr(kernels, "TILE", tile)
+        patch.setattr(states, "ABSORB", dense)
         yield

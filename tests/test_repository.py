@@ -38,7 +38,7 @@ ALLOWED = {
     "kernels": GROUND,
     "measures": BOTTOM,
     "transport": MEASURES,
-    "metrics": MEASURES,
+    "metrics": MEASURES | {"transport"},
     "energies": MEASURES | {"transport"},
     "fields": ENERGIES | {"metrics"},
     "steppers": FIELDS,

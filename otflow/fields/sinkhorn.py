@@ -15,7 +15,12 @@ from otflow.fields.weights import apply
 from otflow.linalg import contraction
 from otflow.measures import Gaussian, Particles
 from otflow.tangent import Tangent
-from otflow.transport.scaling import potential, scale
+from otflow.transport.engines import Engine, scale
+from otflow.transport.implicit import potential
+from otflow.transport.newton import NewtonSinkhorn
+from otflow.transport.pairs import merge
+from otflow.transport.scores import Bilinear
+from otflow.transport.states import Kernel
 
 
 class SinkhornAttention(Attention):
@@ -31,6 +36,7 @@ class SinkhornAttention(Attention):
         Q, K, V: as in `SoftmaxAttention`.
         eps: entropic regularisation, > 0.
         tol: marginal error; max_iter: limit on the sweeps.
+        engine: who computes the scaling, as in `sinkhorn`; `NewtonSinkhorn()` by default.
 
     >>> import otflow as of
     >>> mu = of.Particles([[0.0], [1.0], [5.0]])
@@ -40,12 +46,21 @@ class SinkhornAttention(Attention):
     """
 
     def __init__(
-        self, Q: Any, K: Any, V: Any, eps: float = 1.0, *, tol: float = 1e-9, max_iter: int = 10_000
+        self,
+        Q: Any,
+        K: Any,
+        V: Any,
+        eps: float = 1.0,
+        *,
+        tol: float = 1e-9,
+        max_iter: int = 10_000,
+        engine: Engine | None = None,
     ) -> None:
         super().__init__(Q, K, V)
         self.eps = checks.positive(eps, "eps")
         self.tol = checks.positive(tol, "tol")
         self.max_iter = checks.count(max_iter, "max_iter")
+        self.engine = NewtonSinkhorn() if engine is None else checks.instance(engine, Engine, "engine")
 
     def attend(
         self, m: Weights, mu: Particles, points: Tensor, mask: kernels.Mask | None, carry: Carry | None
@@ -63,22 +78,21 @@ class SinkhornAttention(Attention):
     def _potential(
         self, m: Weights, q: Tensor, k: Tensor, logw: Tensor, carry: Carry | None
     ) -> tuple[Tensor, Carry]:
+        batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], logw.shape[:-1])
+        flat = [merge(z, batch, keep) for z, keep in ((q, 2), (k, 2), (logw, 1))]
         with torch.no_grad():
-            start = carry.state if carry else None
-            s = scale(
-                *(_plain(a) for a in (q, k, logw)),
-                tol=self.tol,
-                max_iter=self.max_iter,
-                start=start,
-                symmetric=_symmetric(m),
-            )
+            q_, k_, w_ = (_plain(z) for z in flat)
+            kernel = Kernel(Bilinear(q_, k_), w_, w_, symmetric=_symmetric(m))
+            known = carry.state if carry else None
+            start = known.reshape(w_.shape) if known is not None and known.numel() == w_.numel() else None
+            s = scale(kernel, self.engine, tol=self.tol, max_iter=self.max_iter, start=start)
         worst = float(s.error.max())
         message = (
             f"Sinkhorn scaling: marginal error {worst:.2e} after {s.sweeps} sweeps, tol = {self.tol:.2e}"
         )
-        return potential(q, k, logw, s.g), Carry(
-            state=s.g, residual=worst, failed=~s.converged, message=message
-        )
+        G = s.G.reshape(*batch, -1)
+        carry = Carry(state=G, residual=worst, failed=~s.converged.reshape(batch), message=message)
+        return potential(flat[0], flat[1], flat[2], flat[2], s.G).reshape(G.shape), carry
 
     def affine(self, m: Weights, mu: Gaussian) -> Tangent:
         """x -> (V/eps)(m + S (x - m)) with S R = R M, M the `contraction` of R^T A R / eps.

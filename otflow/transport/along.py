@@ -1,0 +1,90 @@
+"""Distances along a list of pairs of measures, each solved from where the one before ended."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from otflow import checks
+from otflow.errors import ConvergenceError
+from otflow.measures import Gaussian, Measure
+
+Distance = Callable[..., Any]  # of(mu, nu) -> Tensor, or of(mu, nu, start=...) -> something with a distance
+
+
+def chain(
+    ts: Sequence[float], pairs: Iterable[tuple[Measure, Measure]], of: Distance, *, progress: bool = False
+) -> Tensor:
+    """of(mu, nu) for each pair, shape (T, *batch); the times ts are for messages.
+
+    A function whose result has a ``distance``, as plans have, is asked for that; if it takes ``start=`` as
+    well, it gets the result of the pair before. A solve that does not converge does not stop the others: the
+    error comes at the end, with all values as they were computed.
+    """
+    warm, last = _takes_start(checks.function(of, "of")), None
+    values: list[Tensor] = []
+    failures: list[str] = []
+    for t, (mu, nu) in zip(ts, tqdm(pairs, total=len(ts), disable=not progress, unit="pair"), strict=True):
+        try:
+            last = of(mu, nu) if last is None else of(mu, nu, start=last)
+            value = getattr(last, "distance", None)
+        except ConvergenceError as error:
+            last, value = None, getattr(error.result, "distance", error.result)
+            failures.append(f"t = {t:g}: {error}")
+        values.append(_number(last if value is None else value, failed=last is None))
+        last = last if warm and value is not None else None
+    out = torch.stack(torch.broadcast_tensors(*values))
+    if failures:
+        raise ConvergenceError(
+            f"{len(failures)} of {len(ts)} distances did not converge, first at {failures[0]} "
+            "All values are in the .result of this exception.",
+            out,
+        )
+    return out
+
+
+@singledispatch
+def w2(mu: Measure, nu: Measure, *, start: Any = None) -> Any:
+    """A plan for W2, which may serve as the next ``start``; its ``distance`` has derivatives if asked for."""
+    from otflow.transport.exact import solve, wasserstein
+
+    plan = solve(mu, nu, start=start)
+    if torch.is_grad_enabled() and any(a.requires_grad for one in (mu, nu) for a in one.nodes()):
+        return replace(plan, distance=wasserstein(mu, nu, start=plan))
+    return replace(plan, distance=plan.distance.to(mu.dtype))
+
+
+@w2.register(Gaussian)
+def _(mu: Gaussian, nu: Measure, *, start: None = None) -> Tensor:
+    from otflow.transport.exact import wasserstein
+
+    return wasserstein(mu, nu)
+
+
+def _takes_start(of: Distance) -> bool:
+    try:
+        return "start" in inspect.signature(of).parameters
+    except ValueError:  # some functions written in C keep their signature to themselves
+        return False
+
+
+def _number(value: Any, *, failed: bool) -> Tensor:
+    """A distance, plain numbers in double precision; NaN for whoever catches a failure that left none."""
+    if isinstance(value, Tensor):
+        return value
+    array = np.asarray(value)
+    if array.dtype.kind in "biuf":
+        return torch.from_numpy(array)
+    if not failed:
+        checks.fail(
+            "of(mu, nu)", f"{value!r:.60}", "a distance is a number or a tensor", "check the function"
+        )
+    return torch.tensor(torch.nan, dtype=torch.float64)

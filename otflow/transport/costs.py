@@ -1,0 +1,136 @@
+"""What it costs to move mass from x to y."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from otflow import checks
+from otflow.spaces import Euclidean, Space
+
+
+class Features(NamedTuple):
+    """A cost c_ij = row_i + column_j - <q_i, k_j>, which never needs a matrix."""
+
+    q: Tensor  # (*batch, n, c)
+    k: Tensor  # (*batch, m, c)
+    row: Tensor  # (*batch, n)
+    column: Tensor  # (*batch, m)
+
+
+class Cost(ABC):
+    """c(x, y), evaluated between all points of two clouds on a space."""
+
+    @abstractmethod
+    def scores(self, x: Tensor, y: Tensor, space: Space, eps: float) -> Tensor:
+        """-c(x_i, y_j) / eps, (*batch, n, m)."""
+
+    def features(self, x: Tensor, y: Tensor, space: Space, eps: float) -> Features | None:
+        """c / eps split into rows, columns and a scalar product, when the cost is of that form."""
+        return None
+
+    def flipped(self) -> Cost:
+        """c(y, x)."""
+        return self
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether c(x, y) = c(y, x) is known."""
+        return False
+
+
+class PowerCost(Cost):
+    """c(x, y) = d(x, y)^p with the geodesic distance d of the space, p > 0.
+
+    >>> PowerCost(2).scores(torch.zeros(1, 1), torch.tensor([[3.0]]), Euclidean(), 1.0)
+    tensor([[-9.]])
+    """
+
+    def __init__(self, p: float = 2.0) -> None:
+        self.p = checks.positive(p, "p")
+
+    def scores(self, x: Tensor, y: Tensor, space: Space, eps: float) -> Tensor:
+        # Distances are scaled before the power is taken, so that neither over- nor underflows by itself.
+        distance: Tensor = space.pairwise(x, y) / eps ** (1 / self.p)
+        return -distance.pow(self.p)
+
+    def features(self, x: Tensor, y: Tensor, space: Space, eps: float) -> Features | None:
+        if self.p != 2 or not isinstance(space, Euclidean):
+            return None
+        centre = x.detach().mean(-2, keepdim=True)
+        x, y = (x - centre) / eps**0.5, (y - centre) / eps**0.5
+        return Features(2 * x, y, x.square().sum(-1), y.square().sum(-1))
+
+    @property
+    def symmetric(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"PowerCost({self.p:g})"
+
+
+class BilinearCost(Cost):
+    """c(x, y) = -<A x, y>, the cost behind Sinkhorn attention.
+
+    >>> BilinearCost([[2.0]]).scores(torch.ones(1, 1), torch.ones(1, 1), Euclidean(), 1.0)
+    tensor([[2.]])
+    """
+
+    def __init__(self, A: Any) -> None:
+        self.A = checks.tensor(A, "A")
+        if self.A.ndim != 2:
+            checks.fail("A.shape", tuple(self.A.shape), "a matrix is needed", "pass a (d, d) matrix")
+
+    def scores(self, x: Tensor, y: Tensor, space: Space, eps: float) -> Tensor:
+        f = self.features(x, y, space, eps)
+        return f.q @ f.k.mT
+
+    def features(self, x: Tensor, y: Tensor, space: Space, eps: float) -> Features:
+        A = self.A.to(x)
+        if A.shape != (y.shape[-1], x.shape[-1]):
+            checks.fail(
+                "A.shape", tuple(A.shape), f"points have {x.shape[-1]} coordinates", "pass a (d, d) matrix"
+            )
+        return Features(x @ A.mT / eps, y, torch.zeros_like(x[..., 0]), torch.zeros_like(y[..., 0]))
+
+    def flipped(self) -> Cost:
+        return BilinearCost(self.A.mT)
+
+    @property
+    def symmetric(self) -> bool:
+        return torch.equal(self.A, self.A.mT)
+
+    def __repr__(self) -> str:
+        return f"BilinearCost({tuple(self.A.shape)})"
+
+
+class FunctionCost(Cost):
+    """A function c(x, y) that broadcasts (*batch, n, 1, d) against (*batch, 1, m, d) to (*batch, n, m)."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.function = function
+
+    def scores(self, x: Tensor, y: Tensor, space: Space, eps: float) -> Tensor:
+        c = self.function(x[..., :, None, :], y[..., None, :, :])
+        shape = (*torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-2])
+        if not isinstance(c, Tensor) or c.shape != shape:
+            got = tuple(c.shape) if isinstance(c, Tensor) else type(c).__name__
+            checks.fail("cost(x, y)", got, f"a tensor of shape {shape} is needed", "let the cost broadcast")
+        return -checks.finite(c, "cost(x, y)") / eps
+
+    def flipped(self) -> Cost:
+        return FunctionCost(lambda y, x: self.function(x.transpose(-2, -3), y.transpose(-2, -3)).mT)
+
+    def __repr__(self) -> str:
+        return f"FunctionCost({self.function})"
+
+
+def as_cost(cost: Any) -> Cost:
+    """A `Cost`: the squared distance by default, or one made of the user's function."""
+    if cost is None:
+        return PowerCost(2.0)
+    return cost if isinstance(cost, Cost) else FunctionCost(checks.function(cost, "cost"))

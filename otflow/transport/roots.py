@@ -1,0 +1,112 @@
+"""Roots of covariances up to rotation: the distance min_U |R1 - R2 U| over orthogonal U, and equal widths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otflow.errors import DerivativeError
+from otflow.linalg import procrustes, widen
+from otflow.spaces import power_of_two
+from otflow.transport.covariances import CHUNK, NEAR
+
+
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    """min_U |A - B U| for float64 roots (*batch, d, r1) and (*batch, d, r2) of one batch, (*batch,)."""
+    batch = a.shape[:-2]
+    a, b = (r.reshape(-1, *r.shape[-2:]) for r in (a, b))
+    unit = power_of_two(torch.cat([a, b], -1))
+    d: Tensor = _Distance.apply(a / unit, b / unit)  # type: ignore[no-untyped-call]
+    return (d * unit[:, 0, 0]).reshape(batch)
+
+
+class _Distance(torch.autograd.Function):
+    """(n, d, r1), (n, d, r2) -> (n,). At the minimum U moves without changing the distance."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        d = _squared(*equal_width(thin(a), thin(b))).sqrt()
+        ctx.save_for_backward(a, b, d)
+        ctx.save_for_forward(a, b, d)
+        return d
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        if torch.is_grad_enabled():
+            raise DerivativeError("second derivatives of the distance between roots are not available")
+        ga, gb = _gradients(*ctx.saved_tensors)
+        return ga * grad[:, None, None], gb * grad[:, None, None]
+
+    @staticmethod
+    def jvp(ctx: Any, da: Tensor | None, db: Tensor | None) -> Tensor:
+        a, b, d = ctx.saved_tensors
+        both = zip(_gradients(a, b, d), (da, db), strict=True)
+        return sum(((g * dr).sum((-1, -2)) for g, dr in both if dr is not None), torch.zeros_like(d))
+
+
+def _gradients(a: Tensor, b: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    """(A - B U) / d and (B - A U^T) / d, zero where d = 0."""
+    inverse = torch.where(d > 0, 1 / torch.where(d > 0, d, torch.ones_like(d)), torch.zeros_like(d))
+    return _towards(a, b) * inverse[:, None, None], _towards(b, a) * inverse[:, None, None]
+
+
+def _towards(a: Tensor, b: Tensor) -> Tensor:
+    """A - B U."""
+    turn = _frame(a)
+    narrow = a if turn is None else a @ turn
+    away = -procrustes(*equal_width(narrow, thin(b)))[..., : narrow.shape[-1]]
+    return away if turn is None else away @ turn.mT
+
+
+def _squared(a: Tensor, b: Tensor) -> Tensor:
+    size = CHUNK // max(a.shape[-1], a.shape[-2]) ** 2 + 1
+    return torch.cat([_chunk(x, y) for x, y in zip(a.split(size), b.split(size), strict=True)])
+
+
+def _chunk(a: Tensor, b: Tensor) -> Tensor:
+    """|A|^2 + |B|^2 - 2 |B^T A|_*, or |A - B U|^2 where that would lose digits."""
+    sizes = a.square().sum((-1, -2)) + b.square().sum((-1, -2))
+    out = sizes - 2 * _nuclear(b.mT @ a)
+    near = out < NEAR * sizes
+    if bool(near.any()):
+        a, b = a[near], b[near]
+        same = (a == b).flatten(1).all(-1)
+        out[near] = torch.where(same, torch.zeros_like(sizes[near]), procrustes(a, b).square().sum((-1, -2)))
+    return out.clamp(min=0)
+
+
+def _nuclear(n: Tensor) -> Tensor:
+    """The sum of the singular values of square matrices."""
+    if n.shape[-1] == 1:
+        return n[:, 0, 0].abs()
+    if n.shape[-1] == 2:
+        determinant = n[:, 0, 0] * n[:, 1, 1] - n[:, 0, 1] * n[:, 1, 0]
+        return (n.square().sum((-1, -2)) + 2 * determinant.abs()).sqrt()
+    g = n @ torch.linalg.eigh(n.mT @ n).eigenvectors  # norms of columns keep the digits that squares lose
+    total: Tensor = g.square().sum(-2).sqrt().sum(-1)
+    return total
+
+
+def _frame(r: Tensor) -> Tensor | None:
+    """For roots wider than high, orthonormal columns Q with R = (R Q) Q^T."""
+    if r.shape[-1] <= r.shape[-2]:
+        return None
+    q: Tensor = torch.linalg.qr(r.detach().mT).Q
+    return q
+
+
+def thin(r: Tensor) -> Tensor:
+    """A root of the same covariance with at most d columns.
+
+    The frame needs no derivative: while the covariance is that of R Q, turning Q is a rotation of the root.
+    """
+    turn = _frame(r)
+    return r if turn is None else r @ turn
+
+
+def equal_width(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Both roots with as many columns as the wider one."""
+    width = max(a.shape[-1], b.shape[-1])
+    return widen(a, width), widen(b, width)
