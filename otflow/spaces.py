@@ -70,7 +70,7 @@ class Euclidean(Space):
     def pairwise(self, x: Tensor, y: Tensor) -> Tensor:
         # Many times faster than `distance`, and also from differences: |x|^2 + |y|^2 - 2 x.y loses digits.
         # The powers of two change no digit and keep squares of differences within floating point.
-        scale = power_of_two(torch.cat([x, y], -2))
+        scale = torch.maximum(power_of_two(x), power_of_two(y))
         return scale * torch.cdist(x / scale, y / scale, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -115,6 +115,10 @@ class Sphere(Space):
         # Kahan's formula is accurate for points near each other and near antipodes; acos(x.y) for neither.
         return 2 * torch.atan2(norm(x - y), norm(x + y))
 
+    def pairwise(self, x: Tensor, y: Tensor) -> Tensor:
+        flat = Euclidean()
+        return 2 * torch.atan2(flat.pairwise(x, y), flat.pairwise(x, -y))
+
 
 @dataclass(frozen=True)
 class Torus(Space):
@@ -144,7 +148,8 @@ class Torus(Space):
         return self._wrap(x + u)
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        return norm(torch.remainder(x - y + self.period / 2, self.period) - self.period / 2)
+        z = x - y
+        return norm(z - self.period * torch.round(z / self.period))  # keeps the digits of small differences
 
     def _wrap(self, x: Tensor) -> Tensor:
         y = torch.remainder(x, self.period)

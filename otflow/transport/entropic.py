@@ -315,7 +315,7 @@ def _(
 
     if cost is not None:
         checks.fail("cost", repr(cost), "Gaussians are compared by the squared distance", "leave cost out")
-    return gaussian_sinkhorn_divergence(mu, nu, eps)
+    return gaussian_sinkhorn_divergence(mu, checks.instance(nu, Gaussian, "nu"), eps)
 
 
 def _nonnegative(value: Tensor, plans: tuple[EntropicPlan, ...]) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from otflow.transport.engines import Engine, Potential
+from otflow.transport.laplacian import FACTORISE
 from otflow.transport.states import Kernel, State
 
 SLOW = 0.4  # a sweep that leaves more than this part of the error calls for Newton
@@ -25,11 +26,12 @@ class NewtonSinkhorn(Engine):
     """Sinkhorn's iteration that stays fast and accurate at every eps.
 
     The start is a warm one, or the solution between Gaussians of the same moments. From far away the
-    temperature is lowered by halves. A kernel that fits into memory is held there with the potentials
-    absorbed, and a sweep is two matrix-vector products; a larger one is streamed through fused attention
-    with O(n) memory. Where sweeps are slow, Newton steps on the semi-dual take over: conjugate gradients,
-    or a factorisation (up to 3072 columns) where these fail. Each component of a step is limited, because
-    for small eps parts of the plan hardly see each other; one that does not help is undone.
+    temperature is lowered by halves. A kernel that fits into memory (2^26 entries) is held there with the
+    potentials absorbed, and a sweep is two matrix-vector products; a larger one is streamed through fused
+    attention with O(n) memory. Where sweeps are slow, Newton steps on the semi-dual take over: conjugate
+    gradients or, where these fail, a factorisation (up to 3072 columns) or a sparse system (sharp plans).
+    Each component of a step is limited, because for small eps parts of the plan hardly see each other; a
+    step that does not help is undone.
 
     >>> NewtonSinkhorn()
     NewtonSinkhorn()
@@ -118,7 +120,7 @@ class _Run:
     def __init__(self, state: State, tol: float) -> None:
         self.state, self.tol = state, tol
         self.reach = torch.full_like(state.G[:, :1], 2.0)  # largest component of a Newton step
-        self.sweeps, self.failures, self.slow, self.dense = 0, 0, False, False
+        self.sweeps, self.failures, self.slow, self.sharp = 0, 0, False, False
         self.best, self.products = state.error, CG
 
     @property
@@ -156,16 +158,16 @@ class _Run:
         self.best = torch.minimum(self.best, self.state.error)
 
     def _direction(self, max_iter: int) -> Tensor:
-        d = self.state.dense_newton() if self.dense else None
+        d = self.state.direct_newton() if self.sharp else None
         if d is not None:
-            self.sweeps += d.shape[-1] // 20  # what the factorisation costs, in sweeps
+            self.sweeps += min(d.shape[-1], FACTORISE) // 20  # what it costs, in sweeps
             return d
         forcing = min(0.1, max(0.01, float(self.state.error[self.open].max())))
         budget = max(1, min(self.products, max_iter - self.sweeps))
         d, used, done = self.state.newton(tol=forcing, max_iter=budget)
         self.sweeps += used
         if not done:
-            self.dense, self.products = True, 2 * self.products
+            self.sharp, self.products = True, 2 * self.products
         return d
 
     def split(self, max_iter: int) -> tuple[Tensor, int, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from otflow.errors import DerivativeError
 from otflow.linalg import procrustes, widen
 from otflow.spaces import power_of_two
-from otflow.transport.covariances import CHUNK, NEAR
+from otflow.transport.covariances import CHUNK, CLOSE, NEAR, nuclear, split
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
@@ -66,15 +66,24 @@ def _squared(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _chunk(a: Tensor, b: Tensor) -> Tensor:
-    """|A|^2 + |B|^2 - 2 |B^T A|_*, or |A - B U|^2 where that would lose digits."""
     sizes = a.square().sum((-1, -2)) + b.square().sum((-1, -2))
+    close = (a - b).square().sum((-1, -2)) < NEAR * sizes
+    return split(close, _near, _far, (a, b, sizes)).clamp(min=0)
+
+
+def _far(a: Tensor, b: Tensor, sizes: Tensor) -> Tensor:
+    """|A|^2 + |B|^2 - 2 |B^T A|_*, unless that loses digits."""
     out = sizes - 2 * _nuclear(b.mT @ a)
     near = out < NEAR * sizes
     if bool(near.any()):
-        a, b = a[near], b[near]
-        same = (a == b).flatten(1).all(-1)
-        out[near] = torch.where(same, torch.zeros_like(sizes[near]), procrustes(a, b).square().sum((-1, -2)))
-    return out.clamp(min=0)
+        out[near] = _near(a[near], b[near], sizes[near])
+    return out
+
+
+def _near(a: Tensor, b: Tensor, sizes: Tensor) -> Tensor:
+    """|A - B U|^2."""
+    same = (a == b).flatten(1).all(-1)
+    return torch.where(same, torch.zeros_like(sizes), procrustes(a, b).square().sum((-1, -2)))
 
 
 def _nuclear(n: Tensor) -> Tensor:
@@ -84,8 +93,12 @@ def _nuclear(n: Tensor) -> Tensor:
     if n.shape[-1] == 2:
         determinant = n[:, 0, 0] * n[:, 1, 1] - n[:, 0, 1] * n[:, 1, 0]
         return (n.square().sum((-1, -2)) + 2 * determinant.abs()).sqrt()
-    g = n @ torch.linalg.eigh(n.mT @ n).eigenvectors  # norms of columns keep the digits that squares lose
-    total: Tensor = g.square().sum(-2).sqrt().sum(-1)
+    total, error = nuclear(n, torch.linalg.slogdet(n).logabsdet)
+    loose = ~(error <= CLOSE * total)
+    if bool(loose.any()):
+        n = n[loose]
+        g = n @ torch.linalg.eigh(n.mT @ n).eigenvectors  # norms of columns keep the digits that squares lose
+        total[loose] = g.square().sum(-2).sqrt().sum(-1)
     return total
 
 

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from otflow.linalg import conjugate_gradient
+from otflow.transport import laplacian
 from otflow.transport.scores import Scores
 
 ABSORB = 2**26  # at most this many entries of a kernel are held in memory
 RANGE = 40.0  # potentials that have moved by more than this are absorbed into the kernel anew
-DENSE_NEWTON = 3072  # columns up to which Newton's matrix may be factorised
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class State(ABC):
     def newton(self, *, tol: float, max_iter: int) -> tuple[Tensor, int, bool]:
         """Newton's step by conjugate gradients, the sweeps that it cost, and whether it was solved."""
 
-    def dense_newton(self) -> Tensor | None:
-        """Newton's step by factorisation, where that is possible."""
+    def direct_newton(self) -> Tensor | None:
+        """Newton's step for sharp plans, where that is possible."""
         return None
 
 
@@ -229,26 +229,9 @@ class Absorbed(_Alternating):
     def back(self, y: Tensor) -> Tensor:
         return self.v * _times(self.K.mT, self.a * self.u * y) * (-self.logs).exp()
 
-    def dense_newton(self) -> Tensor | None:
-        """The Hessian of the semi-dual is a graph Laplacian between columns, M_jl = sum_i a_i p_ij p_il."""
-        if self.K.shape[-1] > DENSE_NEWTON or self.K.shape[0] * self.K.shape[-1] ** 2 > ABSORB:
-            return None
+    def direct_newton(self) -> Tensor | None:
         P = self.u[..., None] * self.K * (self.b * self.v)[..., None, :]
-        M = P.mT @ (self.a[..., None] * P)
-        M.diagonal(dim1=-1, dim2=-2).zero_()
-        degree = M.sum(-1) + 1e-13 * self.b  # summed, not subtracted from: no digit of it is lost
-        scale = torch.where(degree > 0, degree, torch.ones_like(degree)).rsqrt()
-        H = -scale[..., None] * M * scale[..., None, :]
-        H.diagonal(dim1=-1, dim2=-2).fill_(1 + 1e-15)
-        factor, failed = torch.linalg.cholesky_ex(H)
-        if bool((failed > 0).any()):
-            H.diagonal(dim1=-1, dim2=-2).add_(1e-12)
-            factor, failed = torch.linalg.cholesky_ex(H)
-        rhs = scale * self.b * (1 - self.logs.clamp(max=500.0).exp())
-        d = scale * torch.cholesky_solve(rhs[..., None], factor)[..., 0]
-        d = d - d.median(-1, keepdim=True).values
-        fine = (failed == 0) & torch.isfinite(d).all(-1)
-        return torch.where(fine[..., None], d, torch.zeros_like(d))
+        return laplacian.solve(P, self.a, self.b, self.b * (1 - self.logs.clamp(max=500.0).exp()))
 
 
 class _Symmetric(State):
