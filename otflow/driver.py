@@ -165,8 +165,7 @@ def _check(
             "noise needs a fixed step",
             "use Euler() with dt=..., which is Euler-Maruyama",
         )
-    if on_failure not in ("raise", "return"):
-        checks.fail("on_failure", repr(on_failure), 'it is "raise" or "return"', "choose one")
+    checks.raises(on_failure)
     return Times(t0, t1, dt)
 
 

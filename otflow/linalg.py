@@ -191,17 +191,23 @@ def _turn(x: Tensor, inverse: Tensor, yt: Tensor, dn: Tensor) -> Tensor:
 
 
 def _aligned_difference(a: Tensor, b: Tensor, u: Tensor, inverse: Tensor, yt: Tensor) -> Tensor:
-    """B U - A for almost the right U, without the loss of digits where B is almost A.
+    """B U - A, without the loss of digits where B is almost A and U almost I.
 
-    With Z = U - I, one Newton step makes U^T N symmetric, another makes U orthogonal (Z + Z^T = -Z^T Z).
+    With Z = U - I, Newton steps make U^T N symmetric and U orthogonal (Z + Z^T = -Z^T Z). Two are enough: the
+    first starts with an error of rounding times the condition of N, the second with the square of that. They
+    gain as long as |Z|^2 times this condition is small.
     """
-    d = b - a
-    n, z = b.mT @ a, u - torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
-    skew = (d.mT @ a - a.mT @ d) + (z.mT @ n - n.mT @ z)  # U^T N - N^T U
-    step = yt.mT @ (inverse * (yt @ skew @ yt.mT)) @ yt
-    z = z + step + z @ step
-    z = (z - z.mT) / 2 - z.mT @ z / 2
-    return d + b @ z
+    d, eye = b - a, torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
+    n, z = b.mT @ a, u - eye
+    skew = d.mT @ a - a.mT @ d  # N - N^T
+    condition = 2 * inverse.diagonal(dim1=-2, dim2=-1).amax(-1) * n.square().sum((-1, -2)).sqrt()
+    small = z.square().sum((-1, -2)) * condition < 1
+    for _ in range(2):
+        rest = skew + (z.mT @ n - n.mT @ z)  # U^T N - N^T U
+        step = yt.mT @ (inverse * (yt @ rest @ yt.mT)) @ yt
+        z = z + step + z @ step
+        z = (z - z.mT) / 2 - z.mT @ z / 2
+    return torch.where(small[..., None, None], d + b @ z, b @ u - a)
 
 
 def procrustes(a: Tensor, b: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ class Trajectory:
             ended=pick(self.ended, batch, index),
         )
 
-    def speed(self, of: Callable[..., Any] | None = None) -> Tensor:
+    def speed(self, of: Callable[..., Any] | None = None, *, progress: bool = False) -> Tensor:
         """|mu'|(t_k) ~ d(mu_k, mu_k+1) / (t_k+1 - t_k) between successive save times, (T - 1, *batch).
 
         The metric derivative, by default in the geometry that `distance` gives to the measures under
@@ -97,6 +97,7 @@ class Trajectory:
         Args:
             of: another distance: a function of two measures, as for `observables.distances`. Large clouds
                 without labels are faster with `solve`, which starts from the plan before.
+            progress: show a bar.
 
         >>> import otflow as of
         >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
@@ -108,7 +109,7 @@ class Trajectory:
             checks.fail("len(trajectory)", len(self), "a speed needs two save times", "save more often")
         pairs = zip(self.measures, self.measures[1:], strict=False)
         try:
-            return self._rate(chain(self.ts[1:].tolist(), pairs, of or _geodesic_distance))
+            return self._rate(chain(self.ts[1:].tolist(), pairs, of or _geodesic_distance, progress=progress))
         except ConvergenceError as error:
             raise ConvergenceError(str(error), self._rate(error.result)) from error
 

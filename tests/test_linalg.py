@@ -8,10 +8,12 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.linalg import orthogonal_procrustes
 from scipy.linalg import sqrtm as scipy_sqrtm
 from torch import Tensor
 
-from otflow.linalg import conjugate_gradient, contraction, lyapunov, sqrtm
+from otflow.errors import DerivativeError
+from otflow.linalg import conjugate_gradient, contraction, known, lyapunov, procrustes, sqrtm, widen
 from tests.samples import normal
 
 REPEATED = [(1.0, 1.0, 1.0), (2.0, 2.0, 1.0), (4.0, 1e-3, 1e-3), (3.0, 2.0, 1.0)]
@@ -106,6 +108,70 @@ def test_an_eigenvalue_below_zero_is_taken_for_zero() -> None:
     torch.testing.assert_close(
         sqrtm(torch.diag(torch.tensor([4.0, -1e-9]))), torch.diag(torch.tensor([2.0, 0.0]))
     )
+
+
+# --- alignment ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("d", "r"), [(1, 1), (3, 3), (5, 2), (2, 4)])
+def test_the_least_difference_is_that_of_scipy(d: int, r: int) -> None:
+    a, b = normal(d, r), normal(d, r, seed=1)
+    u, _ = orthogonal_procrustes(b, a)
+    f = procrustes(torch.tensor(a), torch.tensor(b))
+    assert float(f.norm()) == pytest.approx(np.linalg.norm(b @ u - a), rel=1e-13)
+    if r <= d:  # else the rotation is not unique
+        np.testing.assert_allclose(f, b @ u - a, rtol=1e-11, atol=1e-13)
+
+
+def test_a_small_difference_keeps_its_digits() -> None:
+    """B = (I + h S) A with S symmetric is aligned with A; with integers and h = 2^-33, B is exact."""
+    rng = np.random.default_rng(0)
+    a, s = (torch.tensor(rng.integers(-3, 4, (4, 4)).astype(float)) for _ in range(2))
+    b = a + 2.0**-33 * ((s + s.mT) @ a)
+    assert float((procrustes(a, b) - (b - a)).norm() / (b - a).norm()) < 1e-12
+    assert float(procrustes(a, a).norm()) < 1e-28
+
+
+ALIGNED = {
+    "generic": (normal(3, 3), normal(3, 3, seed=1)),
+    "equal singular values": (np.eye(3), 2 * np.eye(3)),
+    "narrow": (normal(4, 2), normal(4, 2, seed=1)),
+    "close": (normal(3, 3), normal(3, 3) + 1e-3 * normal(3, 3, seed=1)),
+    "a batch": (normal(2, 3, 2), normal(2, 3, 2, seed=1)),
+}
+
+
+@pytest.mark.parametrize("name", ALIGNED)
+def test_the_least_difference_is_differentiable(name: str) -> None:
+    a, b = (torch.tensor(x).requires_grad_() for x in ALIGNED[name])
+    assert torch.autograd.gradcheck(procrustes, (a, b), check_forward_ad=True)
+
+
+def test_zero_columns_may_be_appended_without_harm_to_the_derivative() -> None:
+    def covariance_half_way(a: Tensor, b: Tensor) -> Tensor:
+        wide = widen(a, 4)
+        half = wide + procrustes(wide, widen(b, 4)) / 2
+        return half @ half.mT
+
+    a, b = (torch.tensor(normal(3, r, seed=r)).requires_grad_() for r in (2, 3))
+    assert torch.autograd.gradcheck(covariance_half_way, (a, b), check_forward_ad=True)
+
+
+def test_second_derivatives_of_alignment_are_refused() -> None:
+    a = torch.tensor(normal(3, 3)).requires_grad_()
+    with pytest.raises(DerivativeError, match="second"):
+        torch.autograd.grad(procrustes(a, torch.eye(3).double()).sum(), a, create_graph=True)
+
+
+def test_a_known_value_has_the_derivatives_of_its_formula() -> None:
+    x = torch.tensor([1e-20, 2.0], dtype=torch.float64, requires_grad=True)
+
+    def f(x: Tensor) -> Tensor:
+        return known(torch.log1p(x), torch.log(1 + x))
+
+    assert torch.equal(f(x), torch.log1p(x))
+    assert torch.autograd.gradcheck(f, x, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(f, x)
 
 
 # --- conjugate gradients -----------------------------------------------------------------------------

@@ -145,7 +145,7 @@ def _solve(r: Tensor, w: Tensor, far: Tensor, tol: float, max_iter: int) -> tupl
         now, used, slow = state(_mean((v * s[..., None, :]) @ v.mT, w)), 1, False
         while not bool(now.done.all()) and used < max_iter:
             before = now.gap
-            if slow:
+            if slow and used + 1 < max_iter:
                 now, used = _newton(now, state, r, w), used + 1
             now, used = state(now.x + torch.where(now.done[..., None, None], 0.0, now.step)), used + 1
             slow = bool((now.gap > SLOW * before)[~now.done].any())

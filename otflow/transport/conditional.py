@@ -270,8 +270,7 @@ def relaxed_conditional(
     >>> relaxed.values, relaxed.moved, relaxed.gap.item()
     (tensor([0.5000, 1.0000], dtype=torch.float64), tensor([1., 0.], dtype=torch.float64), 0.0)
     """
-    if on_failure not in ("raise", "return"):
-        checks.fail("on_failure", repr(on_failure), 'it is "raise" or "return"', "choose one")
+    loud = checks.raises(on_failure)
     prices, (limit, codes) = _prices(betas), _limit(mu, nu)
     plans: list[Any] = []
     for beta in prices.tolist():
@@ -288,7 +287,7 @@ def relaxed_conditional(
         limit,
         status.names(codes),
     )
-    if on_failure == "raise" and bool((codes > 0).any()):
+    if loud and bool((codes > 0).any()):
         raise ConvergenceError("relaxed_conditional: not all plans are certified; see .result.status", result)
     return result
 

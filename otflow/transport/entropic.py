@@ -17,7 +17,7 @@ from otflow.transport.costs import Cost, Features, PowerCost, as_cost
 from otflow.transport.engines import Engine, Scaling, scale
 from otflow.transport.implicit import dual
 from otflow.transport.newton import NewtonSinkhorn
-from otflow.transport.pairs import Pair, pair
+from otflow.transport.pairs import Pair, merge, pair
 from otflow.transport.scores import Bilinear, Pairwise, Scores
 from otflow.transport.states import Kernel
 
@@ -73,7 +73,10 @@ class EntropicPlan:
     def average(self, v: Tensor) -> Tensor:
         """sum_j P_ij v_j / a_i, (*batch, n, e), for values v (*batch, m, e) on nu; the plan is not formed."""
         both, (_, G) = self.problem.pair, self._scaled()
-        flat = v.double().expand(*both.batch, *v.shape[-2:]).reshape(-1, *v.shape[-2:])
+        v = checks.tensor(v, "v").double()
+        if v.ndim < 2 or v.shape[-2] != G.shape[-1]:
+            checks.fail("v.shape", tuple(v.shape), f"(*batch, {G.shape[-1]}, e) is needed", "reshape v")
+        flat = merge(v, both.batch, 2)
         out, _ = self.problem.scores.attend(flat, G + both.v.detach().log())
         return out.reshape(*both.batch, *out.shape[1:]).to(self.regularised_cost.dtype)
 
@@ -193,7 +196,7 @@ def sinkhorn(
     positions by about 0.1 for the squared distance, which carries no factor 1/2.
 
     Args:
-        mu, nu: `Particles` or `Grid` on the same space; batches broadcast.
+        mu, nu: `Particles` or `Grid` on the same space; batches broadcast, labels are ignored.
         eps: regularisation, > 0, in units of the cost.
         cost: a `Cost` such as `PowerCost(p)` or `BilinearCost(A)`, or a function c(x, y) that broadcasts
             (*batch, n, 1, d) against (*batch, 1, m, d); the squared geodesic distance by default.

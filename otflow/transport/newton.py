@@ -38,10 +38,7 @@ class NewtonSinkhorn(Engine):
     """
 
     def potential(self, kernel: Kernel, *, tol: float, max_iter: int, start: Tensor | None) -> Potential:
-        a, b = kernel.loga.exp(), kernel.logb.exp()
-        G = kernel.scores.guess(a, b)
-        if start is not None:
-            G = torch.where(torch.isfinite(start).all(-1, keepdim=True), start, G)
+        G = _first(kernel, start)
         state = kernel.state(G)
         far = state.error > FAR
         parts = [
@@ -56,6 +53,14 @@ class NewtonSinkhorn(Engine):
                 stalled.index_copy(0, part.members, part.stalled),
             )
         return Potential(G, 1 + max(part.sweeps for part in parts), stalled)
+
+
+def _first(kernel: Kernel, start: Tensor | None) -> Tensor:
+    """The warm start, or the Gaussian guess for members without a finite one."""
+    if start is not None and bool(torch.isfinite(start).all()):
+        return start
+    G = kernel.scores.guess(kernel.loga.exp(), kernel.logb.exp())
+    return G if start is None else torch.where(torch.isfinite(start).all(-1, keepdim=True), start, G)
 
 
 class _Part(NamedTuple):
