@@ -3,8 +3,8 @@
     python benchmarks/transport.py [--memory]
 
 Every contestant is driven to the same marginal error, measured by the same code, and its iterations are
-counted beforehand: nobody pays for looking for the stopping time. `--memory` also reports the peak memory of
-a streamed problem of 50,000 points (a minute or two).
+counted beforehand: nobody pays for looking for the stopping time. `--memory` reports the peak memory of a
+streamed problem of 50,000 points instead (minutes).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def marginal_error(x: Tensor, y: Tensor, g: Tensor, eps: float) -> float:
 
 
 def least(run: Callable[[int], Tensor], error: Callable[[Tensor], float], limit: int) -> int | None:
-    """The smallest of the numbers 10, 14, 20, 28, 40, ... of iterations with which an algorithm gets there."""
+    """The smallest of the numbers 10, 14, 20, 28, 40, ... of iterations that is enough."""
     count = 10.0
     while count <= limit:
         if error(run(int(count))) <= TOL:
@@ -182,9 +182,8 @@ def memory(n: int = 50_000, d: int = 8) -> None:
     start = time.perf_counter()
     plan = of.sinkhorn(of.Particles(x), of.Particles(y), eps=4.0, tol=1e-6)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(
-        f"{n} points, d = {d}: {plan}, {plan.sweeps} sweeps, {time.perf_counter() - start:.0f} s, peak {peak:.2f} GB"
-    )
+    seconds = time.perf_counter() - start
+    print(f"{n} points, d = {d}: {plan}, {plan.sweeps} sweeps, {seconds:.0f} s, peak {peak:.2f} GB")
 
 
 if __name__ == "__main__":

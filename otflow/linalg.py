@@ -11,6 +11,22 @@ from torch import Tensor
 from otflow.errors import DerivativeError
 
 
+def symmetric(a: Tensor) -> Tensor:
+    """(A + A^T) / 2."""
+    return (a + a.mT) / 2
+
+
+def ratio(a: Tensor, b: Tensor, where: Tensor | None = None) -> Tensor:
+    """a / b where asked for, by default where b > 0, else 0; derivatives, too, are 0 there.
+
+    >>> import torch
+    >>> ratio(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 0.0]))
+    tensor([0.5000, 0.0000])
+    """
+    yes = b > 0 if where is None else where
+    return torch.where(yes, a / torch.where(yes, b, torch.ones_like(b)), torch.zeros_like(a))
+
+
 class _Root(torch.autograd.Function):
     """S -> R = S^(1/2) for symmetric positive semidefinite S, differentiable at repeated eigenvalues.
 
@@ -21,7 +37,11 @@ class _Root(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, s: Tensor) -> Tensor:
         values, vectors = torch.linalg.eigh(s)
-        root: Tensor = (vectors * values.clamp(min=0).sqrt()[..., None, :]) @ vectors.mT
+        # The root of what rounding of the entries makes of a zero would be 1e8 times as large.
+        size, eps = vectors.abs(), torch.finfo(s.dtype).eps
+        noise = 4 * s.shape[-1] * eps * (size * (s.abs() @ size)).sum(-2)
+        values = torch.where(values > noise, values, torch.zeros_like(values))
+        root: Tensor = (vectors * values.sqrt()[..., None, :]) @ vectors.mT
         ctx.save_for_backward(root)
         ctx.save_for_forward(root)
         return root
@@ -29,12 +49,12 @@ class _Root(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (root,) = ctx.saved_tensors
-        return lyapunov(root, _symmetric(grad))
+        return lyapunov(root, symmetric(grad))
 
     @staticmethod
     def jvp(ctx: Any, ds: Tensor) -> Tensor:
         (root,) = ctx.saved_tensors
-        return lyapunov(root, _symmetric(ds))
+        return lyapunov(root, symmetric(ds))
 
 
 class _Lyapunov(torch.autograd.Function):
@@ -49,10 +69,7 @@ class _Lyapunov(torch.autograd.Function):
         r, vectors = torch.linalg.eigh(root)
         total = r[..., :, None] + r[..., None, :]
         noise = 4 * torch.finfo(r.dtype).eps ** 0.5 * r.abs().amax(-1)[..., None, None]
-        solvable = total > noise
-        inverse = torch.where(
-            solvable, 1 / torch.where(solvable, total, torch.ones_like(total)), torch.zeros_like(total)
-        )
+        inverse = ratio(torch.ones_like(total), total, total > noise)
         x: Tensor = vectors @ (inverse * (vectors.mT @ c @ vectors)) @ vectors.mT
         ctx.save_for_backward(root, x)
         ctx.save_for_forward(root, x)
@@ -61,7 +78,7 @@ class _Lyapunov(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         root, x = ctx.saved_tensors
-        y = lyapunov(root, _symmetric(grad))
+        y = lyapunov(root, symmetric(grad))
         return -(y @ x + x @ y), y
 
     @staticmethod
@@ -69,10 +86,6 @@ class _Lyapunov(torch.autograd.Function):
         root, x = ctx.saved_tensors
         c = torch.zeros_like(x) if dc is None else dc
         return lyapunov(root, c if droot is None else c - droot @ x - x @ droot)
-
-
-def _symmetric(a: Tensor) -> Tensor:
-    return (a + a.mT) / 2
 
 
 def lyapunov(root: Tensor, c: Tensor) -> Tensor:
@@ -83,6 +96,8 @@ def lyapunov(root: Tensor, c: Tensor) -> Tensor:
 
 def sqrtm(s: Tensor) -> Tensor:
     """The symmetric root of a symmetric positive semidefinite matrix, (*batch, d, d).
+
+    Eigenvalues within the rounding of the entries, 4 d eps |v|^T |S| |v| for the eigenvector v, count as 0.
 
     >>> import torch
     >>> s = torch.eye(2, requires_grad=True)
@@ -115,9 +130,7 @@ class _Contraction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         if torch.is_grad_enabled():
-            raise DerivativeError(
-                "the second derivative of Sinkhorn attention on Gaussians is not known here"
-            )
+            raise DerivativeError("second derivatives of Gaussian Sinkhorn scaling are not available")
         u, wt, g, rest = ctx.saved_tensors
         return _contraction_tangent(u, wt, g, rest, grad)
 
@@ -150,16 +163,15 @@ class _Procrustes(torch.autograd.Function):
     """(A, B) -> F = B U - A with U the polar factor of N = B^T A = X diag(s) Y^T, U = X Y^T.
 
     dU = X (K / (s_i + s_j)) Y^T with K the skew part of twice X^T dN Y; it is its own transpose. Where
-    s_i + s_j vanishes, U is not unique, and zero is used.
+    s_i + s_j vanishes, U is not unique; of the possible ones that nearest to I is taken, and zero for dU.
     """
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        x, s, yt = torch.linalg.svd(b.mT @ a)
-        inverse = _inverse_sums(s)
+        x, inverse, yt = _polar(a, b)
         ctx.save_for_backward(a, b, x, inverse, yt)
         ctx.save_for_forward(a, b, x, inverse, yt)
-        return _aligned_difference(a, b, x @ yt, inverse, yt)
+        return _aligned_difference(a, b, b - a, x @ yt, inverse, yt)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,11 +189,28 @@ class _Procrustes(torch.autograd.Function):
         return out
 
 
+def _polar(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """X, 1 / (s_i + s_j) and Y^T."""
+    x, s, yt = torch.linalg.svd(b.mT @ a)
+    inverse = _inverse_sums(s)
+    return _nearest(x, yt, inverse.diagonal(dim1=-2, dim2=-1) == 0), inverse, yt
+
+
 def _inverse_sums(s: Tensor) -> Tensor:
     """1 / (s_i + s_j), or 0 where that is rounding."""
     total = s[..., :, None] + s[..., None, :]
     seen = total > s.shape[-1] * torch.finfo(s.dtype).eps * s[..., :1, None]
-    return torch.where(seen, 1 / torch.where(seen, total, torch.ones_like(total)), torch.zeros_like(total))
+    return ratio(torch.ones_like(total), total, seen)
+
+
+def _nearest(x: Tensor, yt: Tensor, free: Tensor) -> Tensor:
+    """X with those columns turned among themselves that are free, such that X Y^T comes nearest to I."""
+    if not bool(free.any()):
+        return x
+    block = torch.where(free[..., :, None] & free[..., None, :], x.mT @ yt.mT, torch.zeros_like(x))
+    p, _, qt = torch.linalg.svd(block + torch.diag_embed((~free).to(x.dtype)))
+    turned: Tensor = x @ (p @ qt)
+    return turned
 
 
 def _turn(x: Tensor, inverse: Tensor, yt: Tensor, dn: Tensor) -> Tensor:
@@ -190,14 +219,14 @@ def _turn(x: Tensor, inverse: Tensor, yt: Tensor, dn: Tensor) -> Tensor:
     return out
 
 
-def _aligned_difference(a: Tensor, b: Tensor, u: Tensor, inverse: Tensor, yt: Tensor) -> Tensor:
-    """B U - A, without the loss of digits where B is almost A and U almost I.
+def _aligned_difference(a: Tensor, b: Tensor, d: Tensor, u: Tensor, inverse: Tensor, yt: Tensor) -> Tensor:
+    """B U - A, given D = B - A, without the loss of digits where B is almost A and U almost I.
 
     With Z = U - I, Newton steps make U^T N symmetric and U orthogonal (Z + Z^T = -Z^T Z). Two are enough: the
     first starts with an error of rounding times the condition of N, the second with the square of that. They
     gain as long as |Z|^2 times this condition is small.
     """
-    d, eye = b - a, torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
+    eye = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
     n, z = b.mT @ a, u - eye
     skew = d.mT @ a - a.mT @ d  # N - N^T
     condition = 2 * inverse.diagonal(dim1=-2, dim2=-1).amax(-1) * n.square().sum((-1, -2)).sqrt()
@@ -224,6 +253,18 @@ def procrustes(a: Tensor, b: Tensor) -> Tensor:
     """
     out: Tensor = _Procrustes.apply(a, b)  # type: ignore[no-untyped-call]
     return out
+
+
+@torch.no_grad()
+def displacement(a: Tensor, d: Tensor) -> Tensor:
+    """procrustes(A, A + D) for a D of which A + D would lose digits; without derivatives.
+
+    >>> import torch
+    >>> displacement(torch.eye(1, dtype=torch.float64), torch.tensor([[1e-20]], dtype=torch.float64)).item()
+    1e-20
+    """
+    x, inverse, yt = _polar(a, a + d)
+    return _aligned_difference(a, a + d, d, x @ yt, inverse, yt)
 
 
 class _Known(torch.autograd.Function):
@@ -282,13 +323,8 @@ def conjugate_gradient(
         mp = matvec(p)
         curvature = inner(p, mp)
         open_ = open_ & (curvature > 0)  # without curvature there is nowhere to go: not converged
-        alpha = _ratio(rr, curvature, open_)
+        alpha = ratio(rr, curvature, open_)
         x, r = x + alpha * p, r - alpha * mp
         new = torch.where(open_, inner(r, r), rr)
-        p, rr = r + _ratio(new, rr, open_) * p, new
+        p, rr = r + ratio(new, rr, open_) * p, new
     return x, max_iter, bool((rr <= goal).all())
-
-
-def _ratio(a: Tensor, b: Tensor, where: Tensor) -> Tensor:
-    """a / b where asked for, else 0."""
-    return torch.where(where, a / torch.where(where, b, torch.ones_like(b)), torch.zeros_like(a))

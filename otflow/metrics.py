@@ -195,34 +195,8 @@ def _distance(metric: Metric, mu: Measure, nu: Measure) -> Tensor:
 
 @_distance.register(Wasserstein)
 def _(metric: Wasserstein, mu: Measure, nu: Measure) -> Tensor:
-    return _wasserstein(mu, nu)
+    from otflow.transport.along import geodesic
 
-
-@singledispatch
-def _wasserstein(mu: Measure, nu: Measure) -> Tensor:
-    from otflow.transport.exact import wasserstein
-
-    return wasserstein(mu, nu)
-
-
-@_wasserstein.register(Gaussian)
-def _(mu: Gaussian, nu: Measure) -> Tensor:
-    from otflow.transport.bures import bures_wasserstein
-
-    return bures_wasserstein(mu, checks.instance(nu, Gaussian, "nu"))
-
-
-@_wasserstein.register(Particles)
-def _(mu: Particles, nu: Measure) -> Tensor:
-    from otflow.transport.conditional import conditional_wasserstein
-    from otflow.transport.exact import wasserstein
-
-    labelled = [one.label is not None for one in (mu, nu) if isinstance(one, Particles)]
-    if len(set(labelled)) > 1:
-        checks.fail(
-            "nu",
-            repr(nu),
-            "only one of the measures has labels",
-            "label both, or ignore labels with wasserstein",
-        )
-    return conditional_wasserstein(mu, nu) if all(labelled) else wasserstein(mu, nu)
+    result = geodesic(mu, nu)
+    out: Tensor = getattr(result, "distance", result)
+    return out

@@ -22,7 +22,7 @@ from otflow.measures import Gaussian, Measure, Particles
 from otflow.metrics import Metric, Wasserstein
 from otflow.spaces import Torus, norm
 from otflow.trajectory import Trajectory
-from otflow.transport.along import Distance, chain, w2
+from otflow.transport.along import Distance, chain, geodesic
 
 ROUNDINGS = 16  # a cloud narrower than this many units of the last place of its positions has no spread
 
@@ -287,10 +287,11 @@ def distances(
 
     Args:
         a, b: two trajectories with the same save times, or one and a fixed measure; batches broadcast.
-        of: any function of two measures, such as `wasserstein` (the default, W2 without regard to labels),
-            `conditional_wasserstein` or ``lambda mu, nu: sinkhorn_divergence(mu, nu, 0.1)``. If its result
-            has a ``distance``, as that of `solve` or of ``functools.partial(sinkhorn, eps=0.1)``, this is
-            recorded; if it takes ``start=`` as well, it starts from its result at the time before.
+        of: any function of two measures; by default the distance that `distance` gives them under
+            `Wasserstein()`, which is conditional if they are labelled. Others are `wasserstein`, or
+            ``lambda mu, nu: sinkhorn_divergence(mu, nu, 0.1)``. If its result has a ``distance``, as that of
+            `solve` or of ``functools.partial(sinkhorn, eps=0.1)``, this is recorded; if it takes ``start=``
+            as well, it starts from its result at the time before.
         progress: show a bar.
 
     Raises:
@@ -305,7 +306,7 @@ def distances(
     if not len(a):
         checks.fail("len(a)", 0, "a trajectory without save times has no distances", "save some states")
     pairs = zip(a.measures, _partners(b, a), strict=True)
-    return chain(a.ts.tolist(), pairs, w2 if of is None else of, progress=progress)
+    return chain(a.ts.tolist(), pairs, geodesic if of is None else of, progress=progress)
 
 
 @singledispatch

@@ -14,9 +14,8 @@ from otflow import checks
 from otflow.errors import ConvergenceError, MissingExtraError
 from otflow.measures import Measure
 from otflow.measures.base import pick
-from otflow.metrics import Wasserstein, distance
 from otflow.tangent import align
-from otflow.transport.along import chain
+from otflow.transport.along import chain, geodesic
 
 if TYPE_CHECKING:
     import xarray
@@ -95,8 +94,7 @@ class Trajectory:
         is 0, and that of their last interval is taken over the time until they ended.
 
         Args:
-            of: another distance: a function of two measures, as for `observables.distances`. Large clouds
-                without labels are faster with `solve`, which starts from the plan before.
+            of: another distance: a function of two measures, as for `observables.distances`.
             progress: show a bar.
 
         >>> import otflow as of
@@ -109,7 +107,7 @@ class Trajectory:
             checks.fail("len(trajectory)", len(self), "a speed needs two save times", "save more often")
         pairs = zip(self.measures, self.measures[1:], strict=False)
         try:
-            return self._rate(chain(self.ts[1:].tolist(), pairs, of or _geodesic_distance, progress=progress))
+            return self._rate(chain(self.ts[1:].tolist(), pairs, of or geodesic, progress=progress))
         except ConvergenceError as error:
             raise ConvergenceError(str(error), self._rate(error.result)) from error
 
@@ -145,10 +143,6 @@ class Trajectory:
             return f"Trajectory(nothing saved, status={self.status!r})"
         span = f"[{self.ts[0]:g}, {self.ts[-1]:g}]"
         return f"Trajectory({len(self)} times in {span}, {self.final!r}, status={self.status!r})"
-
-
-def _geodesic_distance(mu: Measure, nu: Measure) -> Tensor:
-    return distance(mu, nu, Wasserstein())
 
 
 def _plain(status: Any) -> Any:

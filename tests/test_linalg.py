@@ -13,7 +13,17 @@ from scipy.linalg import sqrtm as scipy_sqrtm
 from torch import Tensor
 
 from otflow.errors import DerivativeError
-from otflow.linalg import conjugate_gradient, contraction, known, lyapunov, procrustes, sqrtm, widen
+from otflow.linalg import (
+    conjugate_gradient,
+    contraction,
+    displacement,
+    known,
+    lyapunov,
+    procrustes,
+    ratio,
+    sqrtm,
+    widen,
+)
 from tests.samples import normal
 
 REPEATED = [(1.0, 1.0, 1.0), (2.0, 2.0, 1.0), (4.0, 1e-3, 1e-3), (3.0, 2.0, 1.0)]
@@ -104,6 +114,15 @@ def test_at_a_singular_matrix_root_and_gradient_stay_finite(values: tuple[float,
     assert bool(torch.isfinite(s.grad).all())
 
 
+def test_the_root_of_a_zero_that_was_rounded_is_zero() -> None:
+    for seed in range(20):
+        v = normal(3, 1, seed=seed)
+        singular = torch.linalg.svdvals(sqrtm(torch.tensor(v @ v.T)))
+        assert float(singular[1]) < 1e-15 * float(singular[0])
+    small = torch.diag(torch.tensor([1.0, 1e-30], dtype=torch.float64))
+    assert float(sqrtm(small)[1, 1]) == pytest.approx(1e-15)  # no rounding, no zero
+
+
 def test_an_eigenvalue_below_zero_is_taken_for_zero() -> None:
     torch.testing.assert_close(
         sqrtm(torch.diag(torch.tensor([4.0, -1e-9]))), torch.diag(torch.tensor([2.0, 0.0]))
@@ -155,6 +174,24 @@ def test_zero_columns_may_be_appended_without_harm_to_the_derivative() -> None:
 
     a, b = (torch.tensor(normal(3, r, seed=r)).requires_grad_() for r in (2, 3))
     assert torch.autograd.gradcheck(covariance_half_way, (a, b), check_forward_ad=True)
+
+
+def test_what_is_free_in_an_alignment_stays_where_it_is() -> None:
+    """Roots wider than their rank: a small difference keeps its digits, whatever happens in the kernel."""
+    a, d = torch.tensor(normal(2, 4)), torch.tensor(normal(2, 4, seed=1))
+    slow, fast = (procrustes(a, a + h * d) / h for h in (1e-7, 1e-13))
+    torch.testing.assert_close(fast, slow, rtol=0, atol=5e-3)
+    first, second = (displacement(a, h * d) / h for h in (1e-9, 1e-20))
+    torch.testing.assert_close(first, second, rtol=0, atol=1e-8)
+    torch.testing.assert_close(slow, second, rtol=0, atol=1e-6)
+
+
+def test_ratios_are_zero_where_they_are_not_asked_for() -> None:
+    a, b = torch.ones(3, requires_grad=True), torch.tensor([2.0, 0.0, -1.0], requires_grad=True)
+    assert ratio(a, b).tolist() == [0.5, 0.0, 0.0]
+    assert ratio(a, b, b != 0).tolist() == [0.5, 0.0, -1.0]
+    ratio(a, b).sum().backward()
+    assert b.grad.tolist() == [-0.25, 0.0, 0.0]
 
 
 def test_second_derivatives_of_alignment_are_refused() -> None:

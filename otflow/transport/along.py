@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from otflow import checks
 from otflow.errors import ConvergenceError
-from otflow.measures import Gaussian, Measure
+from otflow.measures import Gaussian, Measure, Particles
 
 Distance = Callable[..., Any]  # of(mu, nu) -> Tensor, or of(mu, nu, start=...) -> something with a distance
 
@@ -52,6 +52,34 @@ def chain(
 
 
 @singledispatch
+def geodesic(mu: Measure, nu: Measure, *, start: Any = None) -> Any:
+    """W2 as `distance` understands it: a distance, or a plan that has one and may serve as ``start``."""
+    return w2(mu, nu, start=start)
+
+
+@geodesic.register(Gaussian)
+def _(mu: Gaussian, nu: Measure, *, start: Any = None) -> Tensor:
+    from otflow.transport.bures import bures_wasserstein
+
+    return bures_wasserstein(mu, checks.instance(nu, Gaussian, "nu"))
+
+
+@geodesic.register(Particles)
+def _(mu: Particles, nu: Measure, *, start: Any = None) -> Any:
+    from otflow.transport.conditional import conditional_wasserstein
+
+    labelled = [one.label is not None for one in (mu, nu) if isinstance(one, Particles)]
+    if len(set(labelled)) > 1:
+        checks.fail(
+            "nu",
+            repr(nu),
+            "only one of the measures has labels",
+            "label both, or ignore labels with wasserstein",
+        )
+    together = len(labelled) == 2 and all(labelled)
+    return conditional_wasserstein(mu, nu) if together else w2(mu, nu, start=start)
+
+
 def w2(mu: Measure, nu: Measure, *, start: Any = None) -> Any:
     """A plan for W2, which may serve as the next ``start``; its ``distance`` has derivatives if asked for."""
     from otflow.transport.exact import solve, wasserstein
@@ -60,13 +88,6 @@ def w2(mu: Measure, nu: Measure, *, start: Any = None) -> Any:
     if torch.is_grad_enabled() and any(a.requires_grad for one in (mu, nu) for a in one.nodes()):
         return replace(plan, distance=wasserstein(mu, nu, start=plan))
     return replace(plan, distance=plan.distance.to(mu.dtype))
-
-
-@w2.register(Gaussian)
-def _(mu: Gaussian, nu: Measure, *, start: None = None) -> Tensor:
-    from otflow.transport.exact import wasserstein
-
-    return wasserstein(mu, nu)
 
 
 def _takes_start(of: Distance) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from otflow import checks, status
 from otflow.errors import ConvergenceError, DerivativeError
-from otflow.linalg import conjugate_gradient, procrustes, widen
+from otflow.linalg import conjugate_gradient, procrustes, ratio, widen
 from otflow.measures import Gaussian
 from otflow.spaces import norm, power_of_two
 from otflow.transport.roots import thin
@@ -32,7 +32,7 @@ class Barycentre:
     Args:
         measure: the barycentre, with a square root (*batch, d, d).
         residual: the norm of the Riemannian gradient sum_k w_k log(k-th member) at ``measure``, over the
-            spread (sum_k w_k W2^2)^(1/2) of the members about it, (*batch,).
+            spread (sum_k w_k W2^2)^(1/2) of the members about it, all of them centred, (*batch,).
         iterations: how often displacements to all members were computed.
         status: "ok", or "max_iter"; an array of these for a batch.
     """
@@ -54,7 +54,8 @@ def bures_barycentre(
     """argmin_nu sum_k w_k W2(nu, mu_k)^2 over the last batch axis of ``mus``, which is a Gaussian.
 
     It stops when the Riemannian gradient, measured at the iterate that is returned, is at most ``tol`` times
-    the spread, or below the rounding of the roots. The barycentre is unique if some member of positive weight
+    the spread, or below the rounding of the roots. Means and covariances average separately, so that the
+    spread is that of the centred members. The barycentre is unique if some member of positive weight
     has an invertible covariance; without one, a stationary point is found, which may not be the only one.
 
     Differentiable in means, roots and weights, as a function of the measure: an expression that depends on
@@ -74,21 +75,19 @@ def bures_barycentre(
     References: Álvarez-Esteban, del Barrio, Cuesta-Albertos and Matrán, A fixed-point approach to
     barycenters in Wasserstein space, 2016, Theorem 4.2.
     """
-    if on_failure not in ("raise", "return"):
-        checks.fail("on_failure", repr(on_failure), 'it is "raise" or "return"', "choose one")
+    loud = checks.raises(on_failure)
     checks.positive(tol, "tol")
     checks.count(max_iter, "max_iter")
     w = _weights(weights, mus)
     mean = (w[..., None] * mus.mean.double()).sum(-2)
-    far = ((mus.mean.double() - mean[..., None, :]).square().sum(-1) * w).sum(-1).sqrt().detach()
     r = thin(mus.root.double())
     r = widen(r, r.shape[-2])
     unit = power_of_two(r.detach().flatten(-3, -2))[..., None]
-    root, state, used = _solve(r / unit, w, far / unit[..., 0, 0, 0], tol, max_iter)
+    root, state, used = _solve(r / unit, w, tol, max_iter)
     measure = mus.at([c.to(mus.dtype) for c in (mean, root * unit[..., 0, :, :])])
     codes = torch.where(state.done, 0, status.code("max_iter"))
     out = Barycentre(measure, state.residual.to(mus.dtype), used, status.names(codes))
-    if on_failure == "raise" and bool(codes.any()):
+    if loud and bool(codes.any()):
         raise ConvergenceError(
             f"Bures barycentre: residual {state.residual.max():.2g} after {used} iterations, tol = {tol:g}",
             out,
@@ -129,16 +128,16 @@ class _State:
     done: Tensor
 
 
-def _solve(r: Tensor, w: Tensor, far: Tensor, tol: float, max_iter: int) -> tuple[Tensor, _State, int]:
+def _solve(r: Tensor, w: Tensor, tol: float, max_iter: int) -> tuple[Tensor, _State, int]:
     """From the mean of the symmetric roots, which is the answer if the covariances commute."""
 
     def state(x: Tensor) -> _State:
         f = _displacements(x, r.detach())
         step = _mean(f, w.detach())
         gap, size = norm(step.flatten(-2)), norm(x.flatten(-2))
-        spread = norm(torch.stack([_mean(f.square(), w.detach()).sum((-1, -2)).sqrt(), far], -1))
+        spread = _mean(f.square(), w.detach()).sum((-1, -2)).sqrt()
         rounding = 8 * x.shape[-1] * torch.finfo(x.dtype).eps * size
-        return _State(x, step, gap, _ratio(gap, spread), gap <= tol * spread + rounding)
+        return _State(x, step, gap, ratio(gap, spread), gap <= tol * spread + rounding)
 
     with torch.no_grad():
         v, s, _ = torch.linalg.svd(r)
@@ -159,10 +158,6 @@ def _displacements(x: Tensor, r: Tensor) -> Tensor:
 
 def _mean(f: Tensor, w: Tensor) -> Tensor:
     return (w[..., None, None] * f).sum(-3)
-
-
-def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(b > 0, a / torch.where(b > 0, b, torch.ones_like(b)), torch.zeros_like(a))
 
 
 def _newton(now: _State, state: Callable[[Tensor], _State], r: Tensor, w: Tensor) -> _State:

@@ -15,23 +15,20 @@ from torch import Tensor
 
 from otflow import checks, status
 from otflow.errors import ConvergenceError, DerivativeError
-from otflow.linalg import procrustes
-from otflow.measures import Gaussian
-from otflow.spaces import norm
+from otflow.linalg import known, procrustes, ratio, symmetric
+from otflow.measures import Gaussian, Particles
+from otflow.spaces import Euclidean, norm, power_of_two
 from otflow.tangent import Tangent, align
 from otflow.transport import covariances, roots
-from otflow.transport.barycentre import Barycentre, bures_barycentre
 
 __all__ = [
     "AffineMap",
-    "Barycentre",
     "bures",
     "bures_wasserstein",
     "bures_map",
     "bures_geodesic",
     "bures_exp",
     "bures_log",
-    "bures_barycentre",
 ]
 
 
@@ -86,7 +83,7 @@ def _covariance(S: Any, name: str) -> Tensor:
             "a covariance is symmetric",
             f"pass ({name} + {name}.T) / 2 if that is what you mean",
         )
-    return (s + s.mT) / 2
+    return symmetric(s)
 
 
 def _broadcast(a: torch.Size, b: torch.Size, name: str) -> torch.Size:
@@ -133,7 +130,7 @@ def _gradients(s1: Tensor, s2: Tensor, w: Tensor, first: bool, second: bool) -> 
                 f"the derivative of the Bures distance in {name} is infinite: {name} is singular where the "
                 "other covariance is not; use bures_wasserstein, whose gradient in the root is finite"
             )
-    factor = torch.where(moved, 0.5 / torch.where(moved, w, torch.ones_like(w)), torch.zeros_like(w))
+    factor = ratio(torch.full_like(w, 0.5), w)
     g1, g2 = (torch.where(torch.isinf(g), torch.zeros_like(g), g) * factor[:, None, None] for g in (g1, g2))
     return g1, g2
 
@@ -144,8 +141,8 @@ def _gradients(s1: Tensor, s2: Tensor, w: Tensor, first: bool, second: bool) -> 
 def bures_wasserstein(mu: Gaussian, nu: Gaussian) -> Tensor:
     """(|m1 - m2|^2 + min_U |R1 - R2 U|^2)^(1/2), U orthogonal: W2 between Gaussians, (*batch,).
 
-    Roots of any rank. To relative precision if the roots are close to each other column by column, as along
-    a flow, else with an absolute error of 1e-15 |R|, which is what the rounding of the roots allows.
+    Roots of any rank and width. To relative precision if they are close to each other column by column, as
+    along a flow, else with an absolute error of 1e-15 |R|, which is what the rounding of the roots allows.
 
     Differentiable in means and roots, with gradient (R1 - R2 U) / distance in R1 and 0 where the distance
     is 0. Where R1^T R2 is singular the optimal U need not be unique; then one of them is taken.
@@ -262,7 +259,7 @@ def _narrow(b: Tensor, width: int, eps: float) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class AffineMap:
-    """x -> y0 + A (x - x0), on points (*batch, n, d) and on Gaussians.
+    """x -> y0 + A (x - x0), on points (*batch, n, d), on `Particles` in R^d and on Gaussians.
 
     Args:
         matrix: A, (*batch, d, d).
@@ -314,12 +311,22 @@ def _(x: Gaussian, f: AffineMap) -> Gaussian:
     return x.at([f.target + _apply(f.matrix, x.mean - f.source), f.matrix @ x.root])
 
 
+@_push.register
+def _(x: Particles, f: AffineMap) -> Particles:
+    if x.space != Euclidean():
+        checks.fail("x.space", x.space, "an affine map acts on R^d", "pass Particles on Euclidean()")
+    return x.at([_push(x.x, f)])
+
+
 def bures_map(mu: Gaussian, nu: Gaussian, *, on_failure: Literal["raise", "return"] = "raise") -> AffineMap:
     """x -> m2 + T (x - m1), T = S1^(-1/2) (S1^(1/2) S2 S1^(1/2))^(1/2) S1^(-1/2): the optimal map.
 
     Computed as T = R2 U R1^+. Where S1 is singular T vanishes on its kernel, where mu has no mass. There may
     then be no map from mu to nu at all, since nu would need more than the randomness of mu: status
     "degenerate", and T x is the mean of what the optimal plan sends x to.
+
+    The roots are taken at their word: only singular values below max(d, r) times the rounding of their dtype,
+    relative to the largest, are zero. The error of T is about 1e-16 times the condition number of R1.
 
     Args:
         on_failure: "raise" raises `ConvergenceError`, which carries the map, if it does not lead to nu;
@@ -333,17 +340,16 @@ def bures_map(mu: Gaussian, nu: Gaussian, *, on_failure: Literal["raise", "retur
 
     References: Peyré and Cuturi, Computational optimal transport, 2019, Remark 2.31.
     """
-    if on_failure not in ("raise", "return"):
-        checks.fail("on_failure", repr(on_failure), 'it is "raise" or "return"', "choose one")
+    loud = checks.raises(on_failure)
     mu, nu = matched(mu, nu)
-    a, b = roots.equal_width(mu.root.double(), nu.root.double())
-    rtol = (max(a.shape[-2:]) * torch.finfo(mu.dtype).eps) ** 0.5  # what rounding makes of a zero eigenvalue
-    inverse = torch.linalg.pinv(a, rtol=rtol)
-    target = a + procrustes(a, b)
-    matrix = target @ inverse
-    codes = torch.where(_missed(target, matrix @ a, 10 * rtol), status.code("degenerate"), 0)
+    units = [power_of_two(g.root.detach().double()) for g in (mu, nu)]
+    r1, r2 = (g.root.double() / unit for g, unit in zip((mu, nu), units, strict=True))
+    rtol = max(*r1.shape[-2:], r2.shape[-1]) * torch.finfo(mu.dtype).eps
+    a, target = _aligned(r1, r2)
+    matrix = target @ torch.linalg.pinv(a, rtol=rtol) * (units[1] / units[0])
+    codes = torch.where(_missed(a.detach(), target.detach(), rtol), status.code("degenerate"), 0)
     f = AffineMap(matrix.to(mu.dtype), mu.mean, nu.mean, status.names(codes))
-    if on_failure == "raise" and bool(codes.any()):
+    if loud and bool(codes.any()):
         raise ConvergenceError(
             "no map leads from mu to nu: the covariance of mu is singular where that of nu is not; "
             'use bures_geodesic, or on_failure="return" for the conditional mean of the optimal plan',
@@ -352,6 +358,16 @@ def bures_map(mu: Gaussian, nu: Gaussian, *, on_failure: Literal["raise", "retur
     return f
 
 
-def _missed(target: Tensor, reached: Tensor, tol: float) -> Tensor:
-    gap, size = (norm(x.detach().flatten(-2)) for x in (target - reached, target))
-    return gap > tol * size
+def _aligned(r1: Tensor, r2: Tensor) -> tuple[Tensor, Tensor]:
+    """The graded root A of S1 and the root B U of S2 that is nearest to it."""
+    a, b = roots.equal_width(roots.graded(r1), roots.graded(r2))
+    x, _, yt = torch.linalg.svd((b.mT @ a).detach())
+    # The value without a detour over a, in which small columns of B U would drown.
+    return a, known(b.detach() @ (x @ yt), a + procrustes(a, b))
+
+
+def _missed(a: Tensor, target: Tensor, rtol: float) -> Tensor:
+    """Whether a direction that S1 lacks, one of the orthogonal columns of A, has an image nonetheless."""
+    size, image = norm(a.mT), norm(target.mT)
+    lacking = size <= rtol * size.amax(-1, keepdim=True)
+    return (lacking & (image > 4 * rtol * norm(image)[..., None])).any(-1)

@@ -17,7 +17,7 @@ from otflow.measures import Measure, Particles
 from otflow.spaces import Euclidean, Space
 from otflow.transport.along import w2
 from otflow.transport.envelope import power
-from otflow.transport.exact import wasserstein
+from otflow.transport.exact import LARGEST, wasserstein
 from otflow.transport.line import units
 from otflow.transport.pairs import Pair, atoms, exponent, kinked, merge, pair, root
 
@@ -39,7 +39,8 @@ def conditional_wasserstein(mu: Measure, nu: Measure, p: float = 2) -> Tensor:
 
     Args:
         mu, nu: labelled `Particles`, in any order.
-        p: the order, >= 1; infinity (the largest distance) as long as no label has several atoms in both.
+        p: the order, from 1 to 500; or infinity (the largest distance), as long as no label has several atoms
+            in both.
 
     Raises:
         InputError: if the laws of the labels differ; `relaxed_conditional` lets labels move at a price.
@@ -53,7 +54,7 @@ def conditional_wasserstein(mu: Measure, nu: Measure, p: float = 2) -> Tensor:
     >>> conditional_wasserstein(mu, nu).item()
     1.0
     """
-    p = exponent(p)
+    p = _order(p)
     both, ours, theirs = _fibred(mu, nu)
     unlike = _unlike(ours, theirs, SAME[mu.dtype])
     if unlike is not None:
@@ -63,6 +64,15 @@ def conditional_wasserstein(mu: Measure, nu: Measure, p: float = 2) -> Tensor:
     if bool((codes > 0).any()):
         raise ConvergenceError("conditional_wasserstein: a plan within a fibre is not certified.", d)
     return d
+
+
+def _order(p: float) -> float:
+    p = exponent(p)
+    if LARGEST < p < math.inf:
+        checks.fail(
+            "p", p, f"beyond {LARGEST} powers of distances leave floating point", "choose a smaller p"
+        )
+    return p
 
 
 # --- fibres --------------------------------------------------------------------------------------------
@@ -273,8 +283,9 @@ def relaxed_conditional(
     loud = checks.raises(on_failure)
     prices, (limit, codes) = _prices(betas), _limit(mu, nu)
     plans: list[Any] = []
+    origin = _label(mu, "mu").amin(-1, keepdim=True)
     for beta in prices.tolist():
-        lifted = (_lifted(one, beta, origin=_label(mu, "mu").amin()) for one in (mu, nu))
+        lifted = (_lifted(one, beta, origin) for one in (mu, nu))
         try:
             plans.append(w2(*lifted, start=plans[-1] if plans else None))
         except ConvergenceError as error:
@@ -326,7 +337,8 @@ def _lifted(mu: Measure, beta: float, origin: Tensor) -> Particles:
     """(x, sqrt(beta) s), with labels counted from ``origin`` so that large ones keep their digits."""
     s = beta**0.5 * (_label(mu, "mu") - origin)
     x, w, _ = atoms(mu)
-    return Particles(torch.cat([x.double(), s[..., None]], -1), w.double())
+    x, w = x.double().expand(*s.shape, -1), w.double().expand(s.shape)
+    return Particles(torch.cat([x, s[..., None]], -1), w)
 
 
 def _moved(plan: Any, mu: Measure, nu: Measure) -> Tensor:

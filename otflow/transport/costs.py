@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from otflow import checks
+from otflow.errors import DerivativeError
 from otflow.spaces import Euclidean, Space
 
 
@@ -22,6 +23,15 @@ class Features(NamedTuple):
     column: Tensor  # (*batch, m)
 
 
+class Parts(NamedTuple):
+    """A cost as one between other points, plus terms of one side each: c_ij = c'_ij + row_i + column_j."""
+
+    x: Tensor
+    y: Tensor
+    row: Tensor
+    column: Tensor
+
+
 class Cost(ABC):
     """c(x, y), evaluated between all points of two clouds on a space."""
 
@@ -32,6 +42,14 @@ class Cost(ABC):
     def features(self, x: Tensor, y: Tensor, space: Space, eps: float) -> Features | None:
         """c / eps split into rows, columns and a scalar product, when the cost is of that form."""
         return None
+
+    def parts(self, x: Tensor, y: Tensor, space: Space, eps: float) -> Parts:
+        """c / eps with what potentials can absorb taken out, to save digits."""
+        return Parts(x, y, torch.zeros_like(x[..., 0]), torch.zeros_like(y[..., 0]))
+
+    def learns(self, x: Tensor, y: Tensor) -> bool:
+        """Whether the cost has derivatives in something of its own."""
+        return False
 
     def flipped(self) -> Cost:
         """c(y, x)."""
@@ -61,9 +79,17 @@ class PowerCost(Cost):
     def features(self, x: Tensor, y: Tensor, space: Space, eps: float) -> Features | None:
         if self.p != 2 or not isinstance(space, Euclidean):
             return None
-        centre = x.detach().mean(-2, keepdim=True)
-        x, y = (x - centre) / eps**0.5, (y - centre) / eps**0.5
-        return Features(2 * x, y, x.square().sum(-1), y.square().sum(-1))
+        x, y, shift = _centred(x, y, eps**0.5)
+        row = x.square().sum(-1) + 2 * (x * shift).sum(-1) + shift.square().sum(-1)
+        return Features(2 * x, y, row, y.square().sum(-1) - 2 * (y * shift).sum(-1))
+
+    def parts(self, x: Tensor, y: Tensor, space: Space, eps: float) -> Parts:
+        """|x - y|^2 = |x' - y'|^2 + 2 (x' - y').h + |h|^2 for clouds x', y' centred apart, shift h."""
+        if self.p != 2 or not isinstance(space, Euclidean):
+            return super().parts(x, y, space, eps)
+        root = eps**0.5
+        u, v, h = _centred(x, y, root)
+        return Parts(u * root, v * root, 2 * (u * h).sum(-1) + h.square().sum(-1), -2 * (v * h).sum(-1))
 
     @property
     def symmetric(self) -> bool:
@@ -71,6 +97,12 @@ class PowerCost(Cost):
 
     def __repr__(self) -> str:
         return f"PowerCost({self.p:g})"
+
+
+def _centred(x: Tensor, y: Tensor, unit: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Both clouds about their own centres, and the shift between these, in units of ``unit``."""
+    m, k = x.detach().mean(-2, keepdim=True), y.detach().mean(-2, keepdim=True)
+    return (x - m) / unit, (y - k) / unit, (m - k) / unit
 
 
 class BilinearCost(Cost):
@@ -90,12 +122,17 @@ class BilinearCost(Cost):
         return f.q @ f.k.mT
 
     def features(self, x: Tensor, y: Tensor, space: Space, eps: float) -> Features:
+        if not space.linear:
+            checks.fail("cost", repr(self), f"matrices do not act on {space}", "use PowerCost(p)")
         A = self.A.to(x)
         if A.shape != (y.shape[-1], x.shape[-1]):
             checks.fail(
                 "A.shape", tuple(A.shape), f"points have {x.shape[-1]} coordinates", "pass a (d, d) matrix"
             )
         return Features(x @ A.mT / eps, y, torch.zeros_like(x[..., 0]), torch.zeros_like(y[..., 0]))
+
+    def learns(self, x: Tensor, y: Tensor) -> bool:
+        return torch.is_grad_enabled() and self.A.requires_grad
 
     def flipped(self) -> Cost:
         return BilinearCost(self.A.mT)
@@ -121,6 +158,12 @@ class FunctionCost(Cost):
             got = tuple(c.shape) if isinstance(c, Tensor) else type(c).__name__
             checks.fail("cost(x, y)", got, f"a tensor of shape {shape} is needed", "let the cost broadcast")
         return -checks.finite(c, "cost(x, y)") / eps
+
+    def learns(self, x: Tensor, y: Tensor) -> bool:
+        one = self.function(x.detach()[..., :1, None, :], y.detach()[..., None, :1, :])
+        if torch.is_grad_enabled() and one.requires_grad:
+            raise DerivativeError("a cost function with parameters that require gradients: detach them")
+        return False
 
     def flipped(self) -> Cost:
         return FunctionCost(lambda y, x: self.function(x.transpose(-2, -3), y.transpose(-2, -3)).mT)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from otflow import checks
+from otflow.linalg import ratio, symmetric
 
 EPS = torch.finfo(torch.float64).eps
 CHUNK = 2**16  # numbers worked on at a time, so that they stay in the cache
@@ -71,7 +72,7 @@ def _line(s1: Tensor, s2: Tensor, tol: float) -> Tensor:
     for s, name in ((s1, "S1"), (s2, "S2")):
         _check(s[s[:, 0, 0] < 0], name, tol)
     a, b = s1[:, 0, 0], s2[:, 0, 0]
-    return _over(a - b, a.sqrt() + b.sqrt()).square()
+    return ratio(a - b, a.sqrt() + b.sqrt()).square()
 
 
 def _plane(s1: Tensor, s2: Tensor, tol: float) -> Tensor:
@@ -89,7 +90,7 @@ def _plane(s1: Tensor, s2: Tensor, tol: float) -> Tensor:
     change = torch.where((det1 < 0) | (det2 < 0), det1.clamp(min=0) - det2.clamp(min=0), change)
     dw = (((x1 - x2) - (z1 - z2)) / 2).square() + (y1 - y2).square()
     root = (x1 * x2 + 2 * y1 * y2 + z1 * z2 + 2 * a * b).clamp(min=0).sqrt()
-    return _over(4 * (_over(change, a + b).square() + dw), x1 + z1 + x2 + z2 + 2 * root)
+    return ratio(4 * (ratio(change, a + b).square() + dw), x1 + z1 + x2 + z2 + 2 * root)
 
 
 def _determinants(
@@ -120,11 +121,6 @@ def _sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     s = a + b
     t = s - a
     return s, (a - (s - t)) + (b - t)
-
-
-def _over(a: Tensor, b: Tensor) -> Tensor:
-    """a / b, or 0 where b = 0."""
-    return torch.where(b > 0, a / torch.where(b > 0, b, torch.ones_like(b)), torch.zeros_like(a))
 
 
 # --- dimension three and beyond ----------------------------------------------------------------------
@@ -293,7 +289,7 @@ def _smooth_slopes(s1: Tensor, s2: Tensor, L: Tensor, K: Tensor) -> Tensor:
     e = _difference(L, q, g, m, s2 - s1)
     lifted = torch.linalg.solve_triangular(L.mT, q, upper=True)
     both: Tensor = torch.stack([-lifted @ e, (L @ q) @ (e / m[:, :, None])], 1) @ lifted.mT[:, None]
-    return (both + both.mT) / 2
+    return symmetric(both)
 
 
 def _singular_slopes(s1: Tensor, s2: Tensor, L: Tensor, K: Tensor) -> Tensor:
@@ -309,7 +305,7 @@ def _singular_slopes(s1: Tensor, s2: Tensor, L: Tensor, K: Tensor) -> Tensor:
 
 
 def _slope(y: Tensor, s: Tensor, seen: Tensor, small: Tensor) -> Tensor:
-    weight = torch.where(seen, 1 / torch.where(seen, s, torch.ones_like(s)), torch.zeros_like(s))
+    weight = ratio(torch.ones_like(s), s, seen)
     finite = torch.eye(y.shape[-2], dtype=y.dtype, device=y.device) - (y * weight[:, None, :]) @ y.mT
     missed = torch.where(seen, torch.zeros_like(s), y.square().sum(-2)).sum(-1)
     return torch.where((missed > small)[:, None, None], torch.full_like(finite, -torch.inf), finite)

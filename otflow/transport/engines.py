@@ -52,9 +52,13 @@ def scale(
     """Ask the engine, then measure in the log domain what it has found."""
     found = engine.potential(kernel, tol=tol, max_iter=max_iter, start=start)
     b = kernel.logb.exp()
-    G = found.G if kernel.symmetric else found.G - torch.where(b > 0, b * found.G, 0.0).sum(-1, keepdim=True)
+    shift = 0.0 if kernel.symmetric else torch.where(b > 0, b * found.G, 0.0).sum(-1, keepdim=True)
+    G = found.G - shift
+    if bool((b == 0).any()):  # columns without mass get the potential that the others imply
+        G = torch.where(b > 0, G, kernel.columns(kernel.rows(G)))
     F, error = kernel.error(G)
-    codes = torch.where(found.stalled, status.code("stalled"), status.code("max_iter"))
+    reason = "max_iter" if found.sweeps >= max_iter else "stalled"
+    codes = torch.where(found.stalled, status.code("stalled"), status.code(reason))
     return Scaling(F, G, error, found.sweeps, torch.where(error <= tol, status.code("ok"), codes))
 
 
@@ -65,9 +69,8 @@ class _Matrix(Engine):
         _refuse_large(kernel, type(self).__name__)
         members = [self._member(kernel, i, tol, max_iter) for i in range(kernel.scores.shape[0])]
         G = torch.stack([G for G, _ in members])
-        # One sweep extends G to the columns that were left out.
         stalled = torch.zeros(len(G), dtype=torch.bool, device=G.device)
-        return Potential(kernel.columns(kernel.rows(G)), max(used for _, used in members) + 1, stalled)
+        return Potential(G, max(used for _, used in members), stalled)
 
     def _member(self, kernel: Kernel, i: int, tol: float, max_iter: int) -> tuple[Tensor, int]:
         one = kernel[torch.tensor([i])]
@@ -97,6 +100,8 @@ def _refuse_large(kernel: Kernel, name: str) -> None:
 class POT(_Matrix):
     """``ot.bregman.sinkhorn_log`` of POT (Flamary et al. 2021): plain iterations in the log domain.
 
+    Starts cold, whatever ``start`` is.
+
     >>> POT()
     POT()
     """
@@ -116,13 +121,16 @@ class GeomLoss(_Matrix):
     """``geomloss.ot.solve`` of GeomLoss (Feydy et al. 2019): symmetrised iterations with annealing.
 
     Its annealing spends a fixed number of iterations, ``annealing``, on the way from eps = infinity and ends
-    a few per cent off the marginals; from there plain sweeps go on until these are right.
+    a few per cent off the marginals; from there plain sweeps go on until these are right. Starts cold.
 
     >>> GeomLoss()
     GeomLoss(annealing=100)
     """
 
     annealing: int = 100
+
+    def __post_init__(self) -> None:
+        checks.count(self.annealing, "annealing")
 
     def solve(self, cost: Tensor, a: Tensor, b: Tensor, tol: float, max_iter: int) -> tuple[Tensor, int]:
         from geomloss import ot

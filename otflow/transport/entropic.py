@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import singledispatch
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from otflow import checks, status
 from otflow.errors import ConvergenceError
 from otflow.measures import Gaussian, Measure
 from otflow.spaces import Euclidean
-from otflow.transport.costs import Cost, Features, PowerCost, as_cost
+from otflow.transport.costs import Cost, PowerCost, as_cost
 from otflow.transport.engines import Engine, Scaling, scale
 from otflow.transport.implicit import dual
 from otflow.transport.newton import NewtonSinkhorn
@@ -25,7 +25,7 @@ DIFFERENCES = 2**22  # pairs up to which costs come from differences rather than
 MATRIX = 2**27  # entries of a plan that `matrix` is willing to make
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EntropicPlan:
     """P_ij = a_i b_j exp((f_i + g_j - c_ij) / eps), the solution of `sinkhorn`, as its potentials.
 
@@ -49,13 +49,23 @@ class EntropicPlan:
     problem: Problem = field(repr=False)
 
     @property
+    def batch(self) -> torch.Size:
+        """Shape of the leading axes."""
+        return self.problem.pair.batch
+
+    @property
+    def converged(self) -> bool:
+        """Whether the status is "ok" throughout."""
+        return _worst(self.status) == "ok"
+
+    @property
     def transport_cost(self) -> Tensor:
-        """<P, c>, (*batch,): an upper bound of the optimal cost, up to the marginal error."""
+        """<P, c>, (*batch,): an upper bound of the optimal cost, up to the marginal error; no derivatives."""
         return self.problem.transport_cost(self._scaled()).to(self.regularised_cost.dtype)
 
     @property
     def distance(self) -> Tensor:
-        """transport_cost^(1/p) for the cost d^p, (*batch,)."""
+        """transport_cost^(1/p) for the cost d^p, (*batch,), without derivatives."""
         cost = self.problem.cost
         if not isinstance(cost, PowerCost):
             checks.fail("cost", repr(cost), "only powers of a distance have one", "look at transport_cost")
@@ -64,8 +74,12 @@ class EntropicPlan:
     def barycentric(self) -> Tensor:
         """x_i -> sum_j P_ij y_j / a_i, (*batch, n, d): where the plan sends x_i on average.
 
-        On a sphere or torus the points are averaged as vectors.
+        On a sphere the points are averaged as vectors of the space around it.
         """
+        if not self.problem.pair.space.linear:
+            checks.fail(
+                "space", self.problem.pair.space, "points that wrap around have no average", "use average"
+            )
         return self.average(
             self.problem.pair.y.detach().reshape((*self.problem.pair.batch, *self.problem.pair.y.shape[1:]))
         )
@@ -95,86 +109,77 @@ class EntropicPlan:
         return self.problem.scaled(self.f, self.g)
 
     def __repr__(self) -> str:
-        n, m = self.f.shape[-1], self.g.shape[-1]
-        return (
-            f"EntropicPlan({n} x {m}, eps={self.eps:g}, error={float(self.error.max()):.1e}, {self.status!r})"
-        )
+        size, error = f"{self.f.shape[-1]} x {self.g.shape[-1]}", float(self.error.max())
+        return f"EntropicPlan({size}, eps={self.eps:g}, error={error:.1e}, {_worst(self.status)!r})"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Two clouds, a cost and eps, with the scores -c / eps up to terms that belong to one side only."""
+    """Two clouds, a cost and eps, with scores S such that c / eps = row_i + column_j - S_ij."""
 
     pair: Pair
     cost: Cost
     eps: float
     scores: Scores
-    features: Features | None  # if given, the scores are those of Bilinear(q, k)
+    row: Tensor  # (B, n)
+    column: Tensor  # (B, m)
 
     def kernel(self) -> Kernel:
-        return Kernel(self.scores, self.pair.w.detach().log(), self.pair.v.detach().log(), self._symmetric())
-
-    def _symmetric(self) -> bool:
         p = self.pair
-        same = p.x is p.y and p.w is p.v
-        return same and self.cost.symmetric
+        symmetric = p.x is p.y and p.w is p.v and self.cost.symmetric
+        return Kernel(self.scores, p.w.detach().log(), p.v.detach().log(), symmetric)
 
     def potentials(self, s: Scaling) -> tuple[Tensor, Tensor]:
         """f and g in units of the cost, (*batch, n) and (*batch, m)."""
-        F, G = s.F, s.G
-        if self.features is not None:
-            F, G = F + self.features.row, G + self.features.column
-        return self._batched(self.eps * F), self._batched(self.eps * G)
+        return self._batched(self.eps * (s.F + self.row)), self._batched(self.eps * (s.G + self.column))
 
     def scaled(self, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """F and G, the inverse of `potentials`."""
-        F, G = f.reshape(-1, f.shape[-1]) / self.eps, g.reshape(-1, g.shape[-1]) / self.eps
-        if self.features is not None:
-            F, G = F - self.features.row, G - self.features.column
-        return F, G
+        return f.reshape(self.row.shape) / self.eps - self.row, g.reshape(
+            self.column.shape
+        ) / self.eps - self.column
 
     def value(self, s: Scaling) -> Tensor:
-        """<a, f> + <b, g>, (*batch,), with derivatives if the clouds ask for them."""
+        """<a, f> + <b, g>, (*batch,), with derivatives if clouds or cost ask for them."""
         f, g = self.potentials(s)
-        p = self.pair
-        a, b = (self._batched(w.detach()) for w in (p.w, p.v))
+        a, b = (self._batched(w.detach()) for w in (self.pair.w, self.pair.v))
         number = torch.where(a > 0, a * f, 0.0).sum(-1) + torch.where(b > 0, b * g, 0.0).sum(-1)
-        if not p.requires_grad:
+        if not (self.pair.requires_grad or self.cost.learns(self.pair.x, self.pair.y)):
             return number
         follows = self._batched(self._traced(s))
         return number + self.eps * (follows - follows.detach())
 
     def _traced(self, s: Scaling) -> Tensor:
-        """The dual value over eps, (B,), up to rounding, as a function of points and weights."""
-        p, f = self.pair, self.cost.features(self.pair.x, self.pair.y, self.pair.space, self.eps)
+        """The dual value over eps, (B,), up to rounding, as a function of points, weights and matrix."""
+        p, G = self.pair, s.G + self.column
+        f = self.cost.features(p.x, p.y, p.space, self.eps)
         if f is None:
             one = torch.ones_like(p.w[:, 0])
-            return dual(
-                lambda x, y: Pairwise(self.cost, x, y, p.space, self.eps, one), p.x, p.y, p.w, p.v, s.G
-            )
-        G = s.G if self.features is not None else s.G - f.column.detach()
-        return dual(Bilinear, f.q, f.k, p.w, p.v, G) + (p.w * f.row).sum(-1) + (p.v * f.column).sum(-1)
+            return dual(lambda x, y: Pairwise(self.cost, x, y, p.space, self.eps, one), p.x, p.y, p.w, p.v, G)
+        sides = (p.w * f.row).sum(-1) + (p.v * f.column).sum(-1)
+        return dual(Bilinear, f.q, f.k, p.w, p.v, G - f.column.detach()) + sides
 
+    @torch.no_grad()
     def transport_cost(self, scaled: tuple[Tensor, Tensor]) -> Tensor:
-        a, bias = self.pair.w.detach(), scaled[1] + self.pair.v.detach().log()
-        cost = -self.scores.expected(bias)
-        if self.features is not None:
-            column = self.scores.attend(self.features.column[..., None], bias)[0][..., 0]
-            cost = cost + self.features.row + column
-        return self._batched(self.eps * (a * cost).sum(-1))
+        bias = scaled[1] + self.pair.v.log()
+        column = self.scores.attend(self.column[..., None], bias)[0][..., 0]
+        cost = self.row + column - self.scores.expected(bias)
+        return self._batched(self.eps * (self.pair.w * cost).sum(-1))
 
     def _batched(self, a: Tensor) -> Tensor:
         return a.reshape((*self.pair.batch, *a.shape[1:]))
 
 
+@torch.no_grad()
 def _problem(both: Pair, cost: Cost, eps: float) -> Problem:
-    x, y = both.x.detach(), both.x.detach() if both.y is both.x else both.y.detach()
-    f = cost.features(x, y, both.space, eps)
-    pairs = x.shape[0] * x.shape[1] * y.shape[1]
-    if f is not None and pairs > DIFFERENCES:
-        return Problem(both, cost, eps, Bilinear(f.q, f.k), f)
+    x, y = both.x.detach(), both.y.detach()
+    if x.shape[0] * x.shape[1] * y.shape[1] > DIFFERENCES:
+        f = cost.features(x, y, both.space, eps)
+        if f is not None:
+            return Problem(both, cost, eps, Bilinear(f.q, f.k), f.row, f.column)
+    x, y, row, column = cost.parts(x, y, both.space, eps)
     one = torch.ones(len(x), dtype=x.dtype, device=x.device)
-    return Problem(both, cost, eps, Pairwise(cost, x, y, both.space, eps, one), None)
+    return Problem(both, cost, eps, Pairwise(cost, x, y, both.space, eps, one), row, column)
 
 
 def sinkhorn(
@@ -214,21 +219,20 @@ def sinkhorn(
     >>> round(plan.transport_cost.item(), 4)
     2.0
     """
-    both = pair(mu, mu) if nu is mu else pair(mu, nu)
-    if nu is mu:
-        both = both._replace(y=both.x, v=both.w)
-    problem = _problem(both, as_cost(cost), checks.positive(eps, "eps"))
-    plan = _solve(problem, mu.dtype, engine, tol, max_iter, start)
+    plan = _solve(_problem_of(mu, nu, eps, cost), engine, tol, max_iter, start)
+    plan = replace(plan, regularised_cost=plan.regularised_cost.to(mu.dtype))
     return _trusted(plan) if checks.raises(on_failure) else plan
 
 
+def _problem_of(mu: Measure, nu: Measure, eps: float, cost: Any) -> Problem:
+    both = pair(mu, nu)
+    if nu is mu:  # say so, and the symmetric iteration is used
+        both = both._replace(y=both.x, v=both.w)
+    return _problem(both, as_cost(cost), checks.positive(eps, "eps"))
+
+
 def _solve(
-    problem: Problem,
-    dtype: torch.dtype,
-    engine: Engine | None,
-    tol: float,
-    max_iter: int,
-    start: EntropicPlan | None,
+    problem: Problem, engine: Engine | None, tol: float, max_iter: int, start: EntropicPlan | None
 ) -> EntropicPlan:
     engine = NewtonSinkhorn() if engine is None else checks.instance(engine, Engine, "engine")
     tol, max_iter = checks.positive(tol, "tol"), checks.count(max_iter, "max_iter")
@@ -236,7 +240,7 @@ def _solve(
         G = _start(problem, start)
         s = scale(problem.kernel(), engine, tol=tol, max_iter=max_iter, start=G)
         f, g = problem.potentials(s)
-    value, batch = problem.value(s).to(dtype), problem.pair.batch
+    value, batch = problem.value(s), problem.pair.batch
     codes = status.names(s.codes.reshape(batch))
     return EntropicPlan(f, g, problem.eps, value, s.error.reshape(batch), codes, s.sweeps, problem)
 
@@ -244,6 +248,7 @@ def _solve(
 def _start(problem: Problem, start: EntropicPlan | None) -> Tensor | None:
     if start is None:
         return None
+    checks.instance(start, EntropicPlan, "start")
     shapes = (problem.pair.batch, *problem.scores.shape[1:])
     if (start.g.shape[:-1], start.f.shape[-1], start.g.shape[-1]) != shapes:
         checks.fail("start", repr(start), f"a plan of shape {shapes} is needed", "leave start out")
@@ -251,19 +256,22 @@ def _start(problem: Problem, start: EntropicPlan | None) -> Tensor | None:
 
 
 def _trusted(plan: EntropicPlan) -> EntropicPlan:
-    if not bool((torch.as_tensor(plan.error) <= torch.inf).all()) or _failed(plan):
-        raise ConvergenceError(
-            f"entropic transport with eps = {plan.eps:g}: marginal error {float(plan.error.max()):.2e} after "
-            f"{plan.sweeps} sweeps, status {plan.status}; raise eps, tol or max_iter, or take the plan as it "
-            'is with on_failure="return".',
-            plan,
-        )
+    if not plan.converged:
+        raise ConvergenceError(_complaint(plan), plan)
     return plan
 
 
-def _failed(plan: EntropicPlan) -> bool:
-    names = [plan.status] if isinstance(plan.status, str) else plan.status.ravel().tolist()
-    return any(name != "ok" for name in names)
+def _complaint(plan: EntropicPlan) -> str:
+    return (
+        f"entropic transport with eps = {plan.eps:g}: marginal error {float(plan.error.max()):.2e} after "
+        f"{plan.sweeps} sweeps ({_worst(plan.status)}); raise eps or tol, or max_iter if that was reached; "
+        'sinkhorn(..., on_failure="return") returns the plan as it is.'
+    )
+
+
+def _worst(codes: Any) -> str:
+    names = [codes] if isinstance(codes, str) else codes.ravel().tolist()
+    return next((name for name in names if name != "ok"), "ok")
 
 
 @singledispatch
@@ -292,15 +300,19 @@ def sinkhorn_divergence(
     4.0
     """
 
-    def part(one: Measure, other: Measure) -> EntropicPlan:
-        return sinkhorn(one, other, eps, cost=cost, engine=engine, tol=tol, max_iter=max_iter)
-
-    if mu is nu:
-        return torch.zeros(mu.batch, dtype=mu.dtype, device=mu.device)
-    plans = part(mu, nu), part(mu, mu), part(nu, nu)
-    across, own, other = (plan.regularised_cost for plan in plans)
-    value = across - (own + other) / 2
-    return _nonnegative(value, plans)
+    pairs = (mu, nu), (mu, mu), (nu, nu)
+    known: dict[tuple[int, int], EntropicPlan] = {}  # a measure against itself is one problem, not three
+    for one, other in pairs:
+        if (id(one), id(other)) not in known:
+            problem = _problem_of(one, other, eps, cost)
+            known[id(one), id(other)] = _solve(problem, engine, tol, max_iter, None)
+    plans = [known[id(one), id(other)] for one, other in pairs]
+    across, own, other_own = (plan.regularised_cost for plan in plans)
+    value = across - (own + other_own) / 2
+    failed = [plan for plan in plans if not plan.converged]
+    if failed:
+        raise ConvergenceError(f"Sinkhorn divergence: {_complaint(failed[0])}", value.to(mu.dtype))
+    return _nonnegative(value, plans).to(mu.dtype)
 
 
 @sinkhorn_divergence.register(Gaussian)
@@ -321,7 +333,7 @@ def _(
     return gaussian_sinkhorn_divergence(mu, checks.instance(nu, Gaussian, "nu"), eps)
 
 
-def _nonnegative(value: Tensor, plans: tuple[EntropicPlan, ...]) -> Tensor:
+def _nonnegative(value: Tensor, plans: list[EntropicPlan]) -> Tensor:
     """Clamp what rounding and marginal errors explain; refuse what they do not."""
     problem = plans[0].problem
     if not (

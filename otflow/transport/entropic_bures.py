@@ -28,11 +28,11 @@ import torch
 from torch import Tensor
 
 from otflow import checks
-from otflow.linalg import contraction, known, procrustes
+from otflow.linalg import contraction, displacement, known, symmetric
 from otflow.measures import Gaussian
 from otflow.spaces import power_of_two
 from otflow.transport.bures import AffineMap, matched
-from otflow.transport.roots import distance, equal_width, thin
+from otflow.transport.roots import common, distance, equal_width, frame, thin
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,13 +40,13 @@ class EntropicTransport:
     """The optimal entropic plan between two Gaussians.
 
     Args:
-        value: OT_eps(mu, nu) = E|x - y|^2 + eps KL(plan | mu x nu), (*batch,).
+        regularised_cost: OT_eps(mu, nu) = E|x - y|^2 + eps KL(plan | mu x nu), (*batch,).
         transport_cost: E|x - y|^2 under the plan, (*batch,).
         cross: the cross-covariance E (x - m1)(y - m2)^T, (*batch, d, d).
         map: the conditional mean x -> E[y | x], an `AffineMap`.
     """
 
-    value: Tensor
+    regularised_cost: Tensor
     transport_cost: Tensor
     cross: Tensor
     map: AffineMap
@@ -54,10 +54,10 @@ class EntropicTransport:
 
 @dataclass(frozen=True)
 class _Problem:
-    """Roots of equal width, means and eps in units in which the roots are of size one."""
+    """Roots, means and eps in units in which the roots are of size one."""
 
-    a: Tensor  # (*batch, d, r)
-    b: Tensor
+    a: Tensor  # (*batch, d, r1)
+    b: Tensor  # (*batch, d, r2)
     shift: Tensor  # m2 - m1, (*batch, d)
     eps: Tensor  # (*batch,)
     unit: Tensor  # (*batch,), a power of two
@@ -65,12 +65,12 @@ class _Problem:
     @property
     def sizes(self) -> Tensor:
         """|m1 - m2|^2 + tr S1 + tr S2."""
-        return self.shift.square().sum(-1) + (self.a.square() + self.b.square()).sum((-1, -2))
+        return self.shift.square().sum(-1) + sum(r.square().sum((-1, -2)) for r in (self.a, self.b))
 
 
 def _problem(mu: Gaussian, nu: Gaussian, eps: float) -> _Problem:
     checks.positive(eps, "eps")
-    a, b = equal_width(thin(mu.root.double()), thin(nu.root.double()))
+    a, b = mu.root.double(), nu.root.double()
     shift = nu.mean.double() - mu.mean.double()
     unit = power_of_two(torch.cat([a, b, shift[..., None]], -1))
     relative = eps / unit[..., 0, 0] ** 2
@@ -83,8 +83,9 @@ def entropic_bures_wasserstein(mu: Gaussian, nu: Gaussian, eps: float) -> Entrop
     """min over plans pi of E|x - y|^2 + eps KL(pi | mu x nu), between Gaussians.
 
     Tends to W2^2 and the optimal map as eps -> 0, to E|x - y|^2 under independence and a constant map as
-    eps -> infinity. Differentiable in means and roots; ``value`` twice. Where S1 is singular, ``map`` is the
-    limit of those of invertible covariances; off the support of mu its slope may reach 2 |S2| / eps.
+    eps -> infinity. Differentiable in means and roots; ``regularised_cost`` twice. Where S1 is singular,
+    ``map`` is the limit of those of invertible covariances; off the support of mu its slope may reach
+    2 |S2| / eps.
 
     >>> mu, nu = Gaussian([0.0], [[1.0]]), Gaussian([1.0], [[2.0]])
     >>> plan = entropic_bures_wasserstein(mu, nu, 6.0)
@@ -98,13 +99,14 @@ def entropic_bures_wasserstein(mu: Gaussian, nu: Gaussian, eps: float) -> Entrop
     """
     mu, nu = matched(mu, nu)
     p = _problem(mu, nu, eps)
-    n, M = _coupling(p.a, p.b, p.eps)
-    matrix = _conditional(p, n, M)
+    a, b = equal_width(thin(p.a), thin(p.b))
+    n, M = _coupling(a, b, p.eps)
+    matrix = _conditional(p, b, n, M)
     scale, cast = p.unit**2, mu.dtype
     return EntropicTransport(
-        value=(_value(p, n) * scale).to(cast),
+        regularised_cost=(_value(p, n) * scale).to(cast),
         transport_cost=(_transport_cost(p, n, M) * scale).to(cast),
-        cross=(p.a @ M @ p.b.mT * scale[..., None, None]).to(cast),
+        cross=(a @ M @ b.mT * scale[..., None, None]).to(cast),
         map=AffineMap(matrix.to(cast), mu.mean, nu.mean),
     )
 
@@ -119,7 +121,7 @@ def _value(p: _Problem, n: Tensor) -> Tensor:
     """W2^2 + (eps / 2) sum_i ((z + q - 1) / (z + q) + log(1 + (q - 1) / 2))."""
     z, q, less = _spectrum(torch.linalg.svdvals(n.detach()), p.eps)
     blur = (z + less) / (z + q) + torch.log1p(less / 2)
-    return known(_w2_squared(p) + p.eps / 2 * blur.sum(-1), p.sizes - _phi(n, p.eps))
+    return known(_w2_squared(p) + p.eps / 2 * blur.sum(-1), p.sizes - _phi(p.a, p.b, p.eps))
 
 
 def _transport_cost(p: _Problem, n: Tensor, M: Tensor) -> Tensor:
@@ -130,14 +132,14 @@ def _transport_cost(p: _Problem, n: Tensor, M: Tensor) -> Tensor:
     return known(_w2_squared(p) + blur, p.sizes - 2 * (M * n).sum((-1, -2)))
 
 
-def _conditional(p: _Problem, n: Tensor, M: Tensor) -> Tensor:
+def _conditional(p: _Problem, b: Tensor, n: Tensor, M: Tensor) -> Tensor:
     """(2 / eps) R2 (I - M^T M) R2^T: no inverse of S1, and I - M^T M = 2 / (1 + q) in the right basis."""
     eps = p.eps[..., None, None]
     _, s, wt = torch.linalg.svd(n.detach())
     _, q, _ = _spectrum(s, p.eps)
     rest = (wt.mT * (2 / (1 + q))[..., None, :]) @ wt
     eye = torch.eye(n.shape[-1], dtype=n.dtype, device=n.device)
-    return p.b @ (known(rest, eye - M.mT @ M) * (2 / eps)) @ p.b.mT
+    return b @ (known(rest, eye - M.mT @ M) * (2 / eps)) @ b.mT
 
 
 def _spectrum(s: Tensor, eps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -158,28 +160,46 @@ def _w2_squared(p: _Problem) -> Tensor:
 
 
 class _Phi(torch.autograd.Function):
-    """N -> Phi(N), with gradient 2 M, itself differentiable."""
+    """(A, B) -> Phi(A^T B), with gradients 2 B M^T and 2 A M, themselves differentiable."""
 
     @staticmethod
-    def forward(ctx: Any, n: Tensor, eps: Tensor) -> Tensor:
-        ctx.save_for_backward(n, eps)
-        ctx.save_for_forward(n, eps)
-        _, _, less = _spectrum(torch.linalg.svdvals(n), eps)
+    def forward(ctx: Any, a: Tensor, b: Tensor, eps: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b, eps)
+        ctx.save_for_forward(a, b, eps)
+        _, _, less = _spectrum(torch.linalg.svdvals(thin(a).mT @ thin(b)), eps)
         return eps / 2 * (less - torch.log1p(less / 2)).sum(-1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        n, eps = ctx.saved_tensors
-        return 2 * grad[..., None, None] * contraction(2 * n / eps[..., None, None]), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        # Second derivatives see what moves out of the frames of thin roots, so there they are left as wide
+        # as they are.
+        pulls = _pulls(*ctx.saved_tensors) if torch.is_grad_enabled() else _thin_pulls(*ctx.saved_tensors)
+        ga, gb = (2 * grad[..., None, None] * pull for pull in pulls)
+        return ga, gb, None
 
     @staticmethod
-    def jvp(ctx: Any, dn: Tensor, deps: None) -> Tensor:
-        n, eps = ctx.saved_tensors
-        return 2 * (contraction(2 * n / eps[..., None, None]) * dn).sum((-1, -2))
+    def jvp(ctx: Any, da: Tensor | None, db: Tensor | None, deps: None) -> Tensor:
+        a, b, eps = ctx.saved_tensors
+        both = zip(_thin_pulls(a, b, eps), (da, db), strict=True)
+        return sum((2 * (g * dr).sum((-1, -2)) for g, dr in both if dr is not None), torch.zeros_like(eps))
 
 
-def _phi(n: Tensor, eps: Tensor) -> Tensor:
-    out: Tensor = _Phi.apply(n, eps)  # type: ignore[no-untyped-call]
+def _pulls(a: Tensor, b: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
+    """B M^T and A M, as wide as A and B."""
+    x, y = equal_width(a, b)
+    _, M = _coupling(x, y, eps)
+    return (y @ M.mT)[..., : a.shape[-1]], (x @ M)[..., : b.shape[-1]]
+
+
+def _thin_pulls(a: Tensor, b: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by way of thin roots."""
+    pulls, frames = _pulls(thin(a), thin(b), eps), (frame(a), frame(b))
+    ga, gb = (g if turn is None else g @ turn.mT for g, turn in zip(pulls, frames, strict=True))
+    return ga, gb
+
+
+def _phi(a: Tensor, b: Tensor, eps: Tensor) -> Tensor:
+    out: Tensor = _Phi.apply(a, b, eps)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -204,19 +224,20 @@ def gaussian_sinkhorn_divergence(mu: Gaussian, nu: Gaussian, eps: float) -> Tens
     """
     mu, nu = matched(mu, nu)
     p = _problem(mu, nu, eps)
-    both, first, second = (_phi(x.mT @ y, p.eps) for x, y in ((p.a, p.b), (p.a, p.a), (p.b, p.b)))
+    both, first, second = (_phi(x, y, p.eps) for x, y in ((p.a, p.b), (p.a, p.a), (p.b, p.b)))
     formula = p.shift.square().sum(-1) + (first + second) / 2 - both
     return (known(_divergence(p), formula) * p.unit**2).to(mu.dtype)
 
 
 @torch.no_grad()
 def _divergence(p: _Problem) -> Tensor:
-    f = procrustes(p.a, p.b)
-    b = p.a + f
-    now = _Blur.of(p.a.mT @ p.a + _symmetric(p.a.mT @ f), p.eps)
+    a, change, _ = common(p.a, p.b)
+    f = displacement(a, change)
+    b = a + f
+    now = _Blur.of(a.mT @ a + symmetric(a.mT @ f), p.eps)
     out = p.shift.square().sum(-1) + ((f @ now.v).square().sum(-2) * now.g).sum(-1)
-    for root, change in ((p.a, p.a.mT @ f), (b, -b.mT @ f)):
-        out = out + p.eps / 4 * _bregman(now, _Blur.of(root.mT @ root, p.eps), _symmetric(change), p.eps)
+    for root, change in ((a, a.mT @ f), (b, -b.mT @ f)):
+        out = out + p.eps / 4 * _bregman(now, _Blur.of(root.mT @ root, p.eps), symmetric(change), p.eps)
     return out
 
 
@@ -236,10 +257,6 @@ class _Blur:
         return _Blur(v, z / (1 + q), _complement(z, q), 2 / (1 + q))
 
 
-def _symmetric(a: Tensor) -> Tensor:
-    return (a + a.mT) / 2
-
-
 def _bregman(now: _Blur, other: _Blur, change: Tensor, eps: Tensor) -> Tensor:
     """sum_(+-) D(I +- M, I +- M'), where M and M' belong to matrices that differ by ``change``.
 
@@ -249,7 +266,7 @@ def _bregman(now: _Blur, other: _Blur, change: Tensor, eps: Tensor) -> Tensor:
     turn = other.v.mT @ now.v
     ratio = now.rest[..., :, None] * other.rest[..., None, :]
     ratio = ratio / (1 + now.g[..., :, None] * other.g[..., None, :]) * (2 / eps)[..., None, None]
-    moved = _symmetric(turn @ (ratio * (now.v.mT @ change @ other.v)))
+    moved = symmetric(turn @ (ratio * (now.v.mT @ change @ other.v)))
     total = torch.zeros_like(eps)
     for sign, y in ((1.0, 1 + other.g), (-1.0, other.less)):
         scale = y.rsqrt()

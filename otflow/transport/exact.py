@@ -16,12 +16,15 @@ from otflow.kernels import row_tiles
 from otflow.measures import Gaussian, Measure
 from otflow.spaces import Euclidean, Space
 from otflow.transport import envelope, simplex
+from otflow.transport.lazy import Distances, distances
 from otflow.transport.line import line, units
 from otflow.transport.pairs import Pair, exponent, pair, root
 from otflow.transport.plan import Coupling, Plan, plan_of
 
 LARGEST = 500  # order: its powers of numbers between 1/2 and 2 are far from the ends of floating point
-BYTES = 64  # of memory per pair of atoms, while the simplex works
+LARGE = 2**25  # pairs of atoms, beyond which not all distances are held at once
+BYTES = 64  # of memory per pair of atoms while the simplex works, up to `LARGE`
+SPARSE = 2**14  # of memory per atom, beyond
 
 
 def solve(
@@ -62,11 +65,10 @@ def solve(
     >>> (mu.w @ plan.f + nu.w @ plan.g).item()  # the lower bound
     2.1667
     """
-    if on_failure not in ("raise", "return"):
-        checks.fail("on_failure", repr(on_failure), 'it is "raise" or "return"', "choose one")
+    strict = checks.raises(on_failure)
     p, both = _order(p), pair(mu, nu)
     plan = plan_of(_couple(both, p, start), p, both.batch)
-    return _trusted(plan) if on_failure == "raise" else plan
+    return _trusted(plan) if strict else plan
 
 
 @singledispatch
@@ -162,7 +164,7 @@ def _product(space: Space, x: Tensor, y: Tensor, a: Tensor, b: Tensor, p: float)
 
 def _check_memory(n: int, m: int) -> None:
     """Refuse what would not fit, rather than let the machine kill the process."""
-    need, have = BYTES * n * m, _memory()
+    need, have = SPARSE * (n + m) if _is_large(n, m) else BYTES * n * m, _memory()
     if need > have:
         checks.fail(
             "n, m",
@@ -170,6 +172,11 @@ def _check_memory(n: int, m: int) -> None:
             f"exact transport would take {need / 2**30:.1f} GiB, and this machine has {have / 2**30:.1f} GiB",
             "use fewer atoms, or sliced_wasserstein or sinkhorn_divergence",
         )
+
+
+def _is_large(n: int, m: int) -> bool:
+    """Whether to look at distances a tile at a time, as newer versions of POT allow."""
+    return n * m > LARGE and simplex.has_sparse()
 
 
 def _memory() -> int:
@@ -198,17 +205,14 @@ def _answers(
 ) -> list[simplex.Answer]:
     """One member after the other; distances of many small ones at once."""
     weights = list(zip(a.cpu().numpy(), b.cpu().numpy(), guesses, strict=True))
+    if _is_large(a.shape[-1], b.shape[-1]):
+        clouds = zip(x, y, weights, strict=True)
+        return [simplex.couple(Distances(space, x, y), *each, p) for x, y, each in clouds]
     out = []
     for members in row_tiles(len(x), x.shape[-2] * y.shape[-2]):
-        distances = _distances(space, x[members], y[members]).cpu().numpy()
-        out += [simplex.couple(D, *each, p) for D, each in zip(distances, weights[members], strict=True)]
+        D = distances(space, x[members], y[members]).cpu().numpy()
+        out += [simplex.couple(*each, p) for each in zip(D, *zip(*weights[members]), strict=True)]
     return out
-
-
-def _distances(space: Space, x: Tensor, y: Tensor) -> Tensor:
-    """All distances (B, n, m), with no more than a tile of differences (B, n, m, d) at a time."""
-    tiles = row_tiles(x.shape[-2], y.numel())
-    return torch.cat([space.pairwise(x[:, rows], y) for rows in tiles], -2)
 
 
 def _stack(answers: list[simplex.Answer]) -> Coupling:

@@ -113,7 +113,7 @@ def mmd(mu: Measure, nu: Measure, kernel: Kernel) -> Tensor:
     square = ours[:, 0] - theirs[:, 0]
     _trust(square.detach(), (ours + theirs)[:, 1].detach())
     if both.requires_grad and not getattr(kernel, "smooth", True):
-        square = kinked(square, _touch, both.x, both.y)
+        square = kinked(square, _touch, both.x, both.w, both.y, both.v)
     d = root(torch.where(square > 0, square, torch.zeros_like(square)), 2)
     return d.reshape(both.batch).to(mu.dtype)
 
@@ -184,7 +184,20 @@ def _trust(square: Tensor, size: Tensor) -> None:
         )
 
 
-def _touch(x: Tensor, y: Tensor, _: Tensor) -> bool:
-    """Whether an atom of one measure sits on one of the other."""
+def _touch(x: Tensor, w: Tensor, y: Tensor, v: Tensor, _: Tensor) -> bool:
+    """Whether an atom of one measure sits on one of the other, or on another one of a measure that moves."""
     tiles = row_tiles(x.shape[1], x.numel() + y.numel())
-    return any(bool((x[:, rows, None, :] == y[:, None, :, :]).all(-1).any()) for rows in tiles)
+    across = any(bool(_same(x[:, rows], y).any()) for rows in tiles)
+    return across or any(z.requires_grad and _crowded(z, mass) for z, mass in ((x, w), (y, v)))
+
+
+def _same(x: Tensor, y: Tensor) -> Tensor:
+    """Which atoms coincide, (B, n, m)."""
+    return (x[:, :, None, :] == y[:, None, :, :]).all(-1)
+
+
+def _crowded(x: Tensor, w: Tensor) -> bool:
+    """Whether two atoms of one measure coincide that have mass, or may be given some."""
+    heavy = (w > 0) | w.requires_grad
+    tiles = row_tiles(x.shape[1], 2 * x.numel())
+    return any(bool(((_same(x[:, r], x) & heavy[:, None]).sum(-1) > 1)[heavy[:, r]].any()) for r in tiles)

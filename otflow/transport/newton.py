@@ -91,8 +91,7 @@ def anneal(kernel: Kernel, max_iter: int) -> tuple[Tensor, int]:
     a, b = kernel.loga.exp(), kernel.logb.exp()
     spread = kernel.scores.spread(a, b)
     theta = (2 / spread.clamp(min=2.0)).to(spread)
-    warm = kernel.times(theta)
-    G, sweeps = warm.scores.guess(a, b), 0
+    G, sweeps = torch.zeros_like(b), 0
     while True:
         G, used, _ = refine(kernel.times(theta).state(G), STAGE, min(500, max_iter - sweeps))
         sweeps += used + 1

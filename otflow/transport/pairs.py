@@ -34,7 +34,7 @@ class Pair(NamedTuple):
 
 def pair(mu: Measure, nu: Measure) -> Pair:
     """Atoms and weights of two measures that live in the same space and whose batches broadcast."""
-    (x, w, space), (y, v, other) = atoms(mu), atoms(nu)
+    (x, w, space), (y, v, other) = atoms(mu, "mu"), atoms(nu, "nu")
     if space != other or x.shape[-1] != y.shape[-1]:
         checks.fail(
             "nu",
@@ -45,6 +45,7 @@ def pair(mu: Measure, nu: Measure) -> Pair:
     checks.alike(y, "nu", x, "mu")
     batch = common_batch(mu, nu)
     x, w, y, v = (merge(a.double(), batch, keep) for a, keep in ((x, 2), (w, 1), (y, 2), (v, 1)))
+    w, v = (m / m.sum(-1, keepdim=True) for m in (w, v))  # single precision sums to one only roughly
     return Pair(x, w, y, v, space, batch)
 
 
@@ -65,24 +66,24 @@ def common_batch(mu: Measure, nu: Measure) -> torch.Size:
 
 
 @singledispatch
-def atoms(mu: Measure) -> tuple[Tensor, Tensor, Space]:
+def atoms(mu: Measure, name: str = "mu") -> tuple[Tensor, Tensor, Space]:
     """Positions, weights and space; a density counts as atoms in the centres of its cells."""
-    checks.fail("mu", f"{mu!r:.60}", "a measure with atoms is needed", "pass Particles or a Grid")
+    checks.fail(name, f"{mu!r:.60}", "a measure with atoms is needed", "pass Particles or a Grid")
 
 
 @atoms.register(Particles)
-def _(mu: Particles) -> tuple[Tensor, Tensor, Space]:
+def _(mu: Particles, name: str = "mu") -> tuple[Tensor, Tensor, Space]:
     return mu.x, mu.w, mu.space
 
 
 @atoms.register(Grid)
-def _(mu: Grid) -> tuple[Tensor, Tensor, Space]:
+def _(mu: Grid, name: str = "mu") -> tuple[Tensor, Tensor, Space]:
     return *mu.nodes(), Euclidean()
 
 
 @atoms.register(Gaussian)
-def _(mu: Gaussian) -> tuple[Tensor, Tensor, Space]:
-    checks.fail("mu", repr(mu), "a Gaussian has no atoms", "sample it, or use bures_wasserstein")
+def _(mu: Gaussian, name: str = "mu") -> tuple[Tensor, Tensor, Space]:
+    checks.fail(name, repr(mu), "a Gaussian has no atoms", "sample it, or use bures_wasserstein")
 
 
 def exponent(p: float) -> float:

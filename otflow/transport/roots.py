@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from otflow.errors import DerivativeError
-from otflow.linalg import procrustes, widen
+from otflow.linalg import displacement, known, ratio, widen
 from otflow.spaces import power_of_two
 from otflow.transport.covariances import CHUNK, CLOSE, NEAR, nuclear, split
 
@@ -27,7 +27,7 @@ class _Distance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        d = _squared(*equal_width(thin(a), thin(b))).sqrt()
+        d = _squared(*equal_width(a, b)).sqrt()
         ctx.save_for_backward(a, b, d)
         ctx.save_for_forward(a, b, d)
         return d
@@ -48,16 +48,15 @@ class _Distance(torch.autograd.Function):
 
 def _gradients(a: Tensor, b: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
     """(A - B U) / d and (B - A U^T) / d, zero where d = 0."""
-    inverse = torch.where(d > 0, 1 / torch.where(d > 0, d, torch.ones_like(d)), torch.zeros_like(d))
+    inverse = ratio(torch.ones_like(d), d)
     return _towards(a, b) * inverse[:, None, None], _towards(b, a) * inverse[:, None, None]
 
 
 def _towards(a: Tensor, b: Tensor) -> Tensor:
     """A - B U."""
-    turn = _frame(a)
-    narrow = a if turn is None else a @ turn
-    away = -procrustes(*equal_width(narrow, thin(b)))[..., : narrow.shape[-1]]
-    return away if turn is None else away @ turn.mT
+    x, change, turn = common(a, b)
+    away = -displacement(x, change)
+    return (away if turn is None else away @ turn.mT)[..., : a.shape[-1]]
 
 
 def _squared(a: Tensor, b: Tensor) -> Tensor:
@@ -73,6 +72,7 @@ def _chunk(a: Tensor, b: Tensor) -> Tensor:
 
 def _far(a: Tensor, b: Tensor, sizes: Tensor) -> Tensor:
     """|A|^2 + |B|^2 - 2 |B^T A|_*, unless that loses digits."""
+    a, b = thin(a), thin(b)
     out = sizes - 2 * _nuclear(b.mT @ a)
     near = out < NEAR * sizes
     if bool(near.any()):
@@ -83,7 +83,8 @@ def _far(a: Tensor, b: Tensor, sizes: Tensor) -> Tensor:
 def _near(a: Tensor, b: Tensor, sizes: Tensor) -> Tensor:
     """|A - B U|^2."""
     same = (a == b).flatten(1).all(-1)
-    return torch.where(same, torch.zeros_like(sizes), procrustes(a, b).square().sum((-1, -2)))
+    x, change, _ = common(a, b)
+    return torch.where(same, torch.zeros_like(sizes), displacement(x, change).square().sum((-1, -2)))
 
 
 def _nuclear(n: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ def _nuclear(n: Tensor) -> Tensor:
     return total
 
 
-def _frame(r: Tensor) -> Tensor | None:
+def frame(r: Tensor) -> Tensor | None:
     """For roots wider than high, orthonormal columns Q with R = (R Q) Q^T."""
     if r.shape[-1] <= r.shape[-2]:
         return None
@@ -113,10 +114,29 @@ def _frame(r: Tensor) -> Tensor | None:
 def thin(r: Tensor) -> Tensor:
     """A root of the same covariance with at most d columns.
 
-    The frame needs no derivative: while the covariance is that of R Q, turning Q is a rotation of the root.
+    The frame needs no derivative, but only to first order: what moves out of it changes the covariance to
+    second order.
     """
-    turn = _frame(r)
+    turn = frame(r)
     return r if turn is None else r @ turn
+
+
+def common(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(A Q, (B - A) Q, Q) with at most 2 d columns, or (A, B - A, None): in one frame close roots stay so."""
+    a, b = equal_width(a, b)
+    if a.shape[-1] <= 2 * a.shape[-2]:
+        return a, b - a, None
+    q = torch.linalg.qr(torch.cat([a, b - a], -2).mT).Q
+    return a @ q, (b - a) @ q, q
+
+
+def graded(r: Tensor) -> Tensor:
+    """The root V diag(s) of the same covariance, s decreasing, differentiable like `thin`.
+
+    Between such roots R2^T R1 is graded, and its small singular values keep their digits and signs.
+    """
+    v, s, wt = torch.linalg.svd(r.detach(), full_matrices=False)
+    return known(v * s[..., None, :], r @ wt.mT)
 
 
 def equal_width(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,9 @@ more digits, since the mass that travels far, if any, was found in the round bef
 
 Weights are known up to rounding only. Two clusters whose masses agree up to (n + m) units of rounding count
 as equal, or else 1e-17 of mass that travels far would outweigh 1e-8 travelled by all the rest.
+
+Large problems never see all costs at once. There the simplex works on few pairs, see `lazy`, and what it
+says is proved by the same potentials, a tile of costs at a time.
 """
 
 from __future__ import annotations
@@ -22,14 +25,14 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from otflow import checks
-from otflow.kernels import row_tiles
 from otflow.status import code
+from otflow.transport import lazy
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -38,26 +41,36 @@ LOST = 1e-12  # mass by which the marginals of an answer may be wrong
 LEVELS = 8  # scales to try
 MARGIN = 4.0  # between the cost at which the next one cuts off and the largest cost in use
 PIVOTS = 10_000  # of the simplex, per atom
-WIDTH = 12  # edges per atom to look at first when potentials of a nearby problem are known
-ROUNDS = 4  # of adding edges to these
-FEW = 3  # violated edges per atom, beyond which the nearby problem was not near
-SMALL = 2**14  # pairs up to which that is not worth the trouble
+WIDTH = 20  # pairs per atom to begin with when potentials are nearly known, and to add in each round
+ROUNDS = 100  # of adding pairs
+FEW = 3  # violated pairs per atom, beyond which a nearby problem was not near
+SMALL = 2**14  # pairs up to which nearby problems are not worth the trouble
+COARSE = 2**20  # pairs of the smallest sample
+SPARSER = 4  # atoms of a problem per atom of the sample that comes before it
 EPS, MAX = np.finfo(np.float64).eps, np.finfo(np.float64).max
 
 
 class Problem(NamedTuple):
     """Distances and weights of sum one."""
 
-    D: Array  # (n, m)
+    D: Any  # (n, m): an array, or `lazy.Distances`
     a: Array  # (n,)
     b: Array  # (m,)
     p: float
 
-    def costs(self, unit: float) -> Array:
-        """(D / unit)^p."""
-        with np.errstate(over="ignore", under="ignore"):
-            c = self.D / unit
-            return np.power(c, self.p, out=c) if self.p not in (1, 2) else c if self.p == 1 else c * c
+    @property
+    def dense(self) -> bool:
+        return isinstance(self.D, np.ndarray)
+
+    def costs(self, unit: float) -> Any:
+        """(D / unit)^p, an array if D is one."""
+        cost = partial(_power, unit, self.p)
+        return cost(self.D) if self.dense else lazy.Costs(self.D, cost)
+
+    def low_costs(self, unit: float, cut: float) -> Any:
+        """min((D / unit)^p, cut) / cut, an array if D is one."""
+        cost = partial(_low, unit, self.p, cut)
+        return cost(self.D) if self.dense else lazy.Costs(self.D, cost)
 
 
 class Edges(NamedTuple):
@@ -104,93 +117,121 @@ class Guess(NamedTuple):
     f: Array  # (n,)
 
 
-def couple(D: Array, a: Array, b: Array, start: Guess | None, p: float) -> Answer:
+def couple(D: Any, a: Array, b: Array, start: Guess | None, p: float) -> Answer:
     """The optimal plan for distances D (n, m) and weights a (n,), b (m,) of sum one, some maybe 0."""
-    whole, i, j = Problem(D, a, b, p), np.flatnonzero(a), np.flatnonzero(b)
+    i, j = np.flatnonzero(a), np.flatnonzero(b)
     if len(i) == len(a) and len(j) == len(b):
-        return (_nearby(whole, start) if start is not None and D.size > SMALL else None) or _levels(whole)
-    answer = _levels(Problem(np.ascontiguousarray(D[np.ix_(i, j)]), a[i], b[j], p))
+        return _solve(Problem(D, a, b, p), start)
+    whole, part = Problem(D, a, b, p), D[np.ix_(i, j)] if isinstance(D, np.ndarray) else D.at(i, j)
+    answer = _solve(Problem(part, a[i], b[j], p), None)
     f, g = _extend(whole.costs(answer.unit), answer, i, j)
     return answer._replace(rows=i[answer.rows], cols=j[answer.cols], f=f, g=g)
 
 
-def _extend(c: Array, answer: Answer, i: Array, j: Array) -> tuple[Array, Array]:
+def _extend(c: Any, answer: Answer, i: Array, j: Array) -> tuple[Array, Array]:
     """Potentials also of atoms without mass: the largest ones that are feasible."""
-    f, g = np.full(len(c), -np.inf), np.full(c.shape[1], -np.inf)
+    f, g = (np.full(k, -np.inf) for k in c.shape)
     f[i], g[j] = answer.f, answer.g
-    rest = np.flatnonzero(np.isinf(f))
-    f[rest] = _rows(c[np.ix_(rest, j)], answer.g)
-    rest = np.flatnonzero(np.isinf(g))
-    g[rest] = _rows(c[:, rest].T, f)
-    return f, g
+    f = np.where(np.isinf(f), _rows(c, g), f)
+    return f, np.where(np.isinf(g), _rows(c.T, f), g)
 
 
-def _levels(problem: Problem) -> Answer:
+def _solve(problem: Problem, start: Guess | None) -> Answer:
+    """The answer where every atom has mass."""
+    n, m = problem.D.shape
+    if start is not None and n * m > SMALL and has_sparse():
+        answer = _nearby(problem, start)
+        if answer is not None:
+            return answer
+    if problem.dense:
+        return _levels(problem, reachable(problem.D.max()), None)
+    return _levels(problem, *_from_sample(problem))
+
+
+def _from_sample(problem: Problem) -> tuple[float, Array]:
+    """A level to begin with, and pairs that are nearly tight for what is optimal between fewer atoms."""
+    D, a, b, p = problem
+    (i, v), (j, w) = (lazy.sample(z, -(-len(z) // SPARSER)) for z in (a, b))
+    few = D.at(i, j)
+    answer = _solve(Problem(few[:] if len(i) * len(j) <= COARSE else few, v, w, p), None)
+    c = problem.costs(answer.unit)
+    g = _columns(c, _rows(problem._replace(D=D.at(slice(None), j)).costs(answer.unit), answer.g))
+    pairs = lazy.nearest(c, _rows(c, g), g, WIDTH)
+    return MARGIN ** (1 / p) * answer.reach, np.union1d(pairs, lazy.staircase(a, b))
+
+
+def _levels(problem: Problem, level: float, pairs: Array | None) -> Answer:
     """Solve with distances cut off at lower and lower levels until the answer is certified."""
     answers: list[Answer] = []
-    level, low, high = reachable(problem.D.max()), 0.0, math.inf
+    low, high = 0.0, math.inf
     while low <= level < high and len(answers) < LEVELS:
-        answers.append(_at_level(problem, level))
-        reach = answers[-1].reach
-        if answers[-1].error <= TOL:
-            return answers[-1]._replace(code=0)
-        if reach > level:  # what was cut off is in use: too low
-            low, level = level, math.sqrt(level * high)
+        answer, pairs = _at_level(problem, level, pairs)
+        answers.append(answer)
+        if answer.error <= TOL:
+            return answer._replace(code=0)
+        if answer.reach > level:  # what was cut off is in use: too low
+            low, level = level, math.sqrt(level * high) if high < math.inf else reachable(problem.D.max())
         else:
-            high, level = level, max(MARGIN ** (1 / problem.p) * reach, math.sqrt(low * level))
+            high, level = level, max(MARGIN ** (1 / problem.p) * answer.reach, math.sqrt(low * level))
     best = min(answers, key=lambda answer: answer.error)
     return best._replace(code=best.code or code("uncertified"))
 
 
-def _at_level(problem: Problem, level: float) -> Answer:
-    """The answer for the distances min(D, level), with what it proves for D."""
+def _at_level(problem: Problem, level: float, pairs: Array | None) -> tuple[Answer, Array | None]:
+    """The answer for the distances min(D, level), with what it proves for D; among pairs, if given."""
     unit = unit_of(level)
-    c, cut = problem.costs(unit), (level / unit) ** problem.p or 1.0
-    edges = _dense(problem, np.minimum(c, cut) / cut)
-    edges = edges._replace(f=cut * edges.f)
+    cut = (level / unit) ** problem.p or 1.0
+    low = problem.low_costs(unit, cut)
+    edges, pairs = (_dense(problem, low), None) if pairs is None else _among(problem, low, pairs)
+    del low  # an array is large
+    c, edges = problem.costs(unit), edges._replace(f=cut * edges.f)
     answer = _answer(problem, edges, c, unit)
     if answer.error <= TOL or not len(edges.mass):
-        return answer
-    better = _answer(problem, edges._replace(f=_along_tree(edges, c)), c, unit)
-    return better if better.error < answer.error else answer
+        return answer, pairs
+    near = _nearly_tight(c, edges.f) if pairs is None else pairs
+    better = _answer(problem, edges._replace(f=_along_tree(edges, near, c)), c, unit)
+    return better if better.error < answer.error else answer, pairs
+
+
+def _among(problem: Problem, c: Any, pairs: Array, few: float = math.inf) -> tuple[Edges, Array]:
+    """A plan among some pairs, and those it violates added until there are none, or more than a few."""
+    n, m = c.shape
+    for _ in range(ROUNDS):
+        edges, g = _sparse(problem, c, pairs)
+        value = float(edges.mass @ c[edges.rows, edges.cols])
+        tol = max(TOL / 4 * value, (n + m) * EPS)
+        worst, best = lazy.violated(c, edges.f, g, WIDTH, tol)
+        proved = value - float(problem.a @ edges.f + problem.b @ best) <= TOL * value
+        new = lazy.missing(worst, pairs)
+        if edges.code or proved or not len(new) or len(new) > few * max(n, m):
+            break
+        pairs = np.sort(np.concatenate([pairs, new]))
+    return edges, pairs
 
 
 def _nearby(problem: Problem, start: Guess) -> Answer | None:
-    """The plan ``start`` if it is optimal here too, else one of edges nearly tight for its potentials.
+    """The plan ``start`` if it is optimal here too, else one of pairs nearly tight for its potentials.
 
-    Edges that the result violates are added until there are none. None if all of this proves nothing.
+    None if this proves nothing.
     """
-    unit = unit_of(problem.D.max())
+    D = problem.D
+    unit = unit_of(D.max())
     c = problem.costs(unit)
     with np.errstate(all="ignore"):
         f = start.f / np.float64(unit) ** problem.p
     if not np.isfinite(f).all():
         return None
     answer = _answer(problem, Edges(*start[:3], f, 0), c, unit)
-    return answer if answer.error <= TOL else _on_few_edges(problem, start, _slack(c, f))
-
-
-def _on_few_edges(problem: Problem, start: Guess, slack: Array) -> Answer | None:
-    D, count = problem.D, WIDTH * max(slack.shape)
-    if count >= D.size // 2 or not _has_sparse():
-        return None
-    chosen = slack <= np.partition(slack, count, axis=None)[count]
-    chosen[start.rows, start.cols] = True
-    unit = unit_of(D[chosen].max())
+    if answer.error <= TOL:
+        return answer
+    pairs = np.union1d(lazy.nearest(c, answer.f, answer.g, WIDTH // 2), start.rows * D.shape[1] + start.cols)
+    unit = unit_of(D[np.divmod(pairs, D.shape[1])].max())
     c = problem.costs(unit)
-    for _ in range(ROUNDS):
-        edges, g = _sparse(problem, c, chosen)
-        answer = _answer(problem, edges, c, unit)
-        if edges.code == 0 and answer.error <= TOL:
-            return answer
-        violated = c - edges.f[:, None] < g
-        if edges.code or violated.sum() > FEW * max(D.shape):
-            return None
-        chosen |= violated
-    return None
+    answer = _answer(problem, _among(problem, c, pairs, FEW)[0], c, unit)
+    return answer if answer.code == 0 and answer.error <= TOL else None
 
 
-def _answer(problem: Problem, edges: Edges, c: Array, unit: float) -> Answer:
+def _answer(problem: Problem, edges: Edges, c: Any, unit: float) -> Answer:
     """The plan without noise, with potentials made feasible, and what they prove."""
     D, a, b, _ = problem
     rows, cols, mass = _without_noise(edges, a, b)
@@ -203,26 +244,32 @@ def _answer(problem: Problem, edges: Edges, c: Array, unit: float) -> Answer:
     return Answer(rows, cols, mass, f, g, value, max(bound, 0.0), unit, edges.code, reach, lost)  # costs >= 0
 
 
-def _along_tree(edges: Edges, c: Array) -> Array:
-    """Potentials f without the rounding errors of the simplex: exact along a tree of tight edges.
+def _along_tree(edges: Edges, near: Array, c: Any) -> Array:
+    """Potentials f without the rounding errors of the simplex: exact along a tree of tight pairs.
 
-    These are the edges that carry mass, joined by others that are nearly tight.
+    These are the pairs that carry mass, joined by others that are nearly tight.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
 
     n, m = c.shape
-    slack = _slack(c, edges.f)
-    slack[edges.rows, edges.cols] = -1.0
-    near = np.argpartition(slack, min(2 * (n + m), slack.size - 1), axis=None)[: 2 * (n + m)]
-    near = near[np.argsort(slack.flat[near])]
+    used, g = edges.rows * m + edges.cols, _columns(c, edges.f)
+    near = np.union1d(near, used)
     rows, cols = np.divmod(near, m)
-    graph = coo_array((np.arange(1.0, len(near) + 1), (rows, n + cols)), shape=(n + m, n + m))
+    slack = np.where(np.isin(near, used), -1.0, c[rows, cols] - edges.f[rows] - g[cols])
+    rank = np.argsort(np.argsort(slack)) + 1.0
+    graph = coo_array((rank, (rows, n + cols)), shape=(n + m, n + m))
     up = breadth_first_order(minimum_spanning_tree(graph), edges.rows[0], directed=False)[1]
-    step = np.concatenate([edges.f, _columns(c, edges.f)])
-    hung = np.flatnonzero(up >= 0)
+    step, hung = np.concatenate([edges.f, g]), np.flatnonzero(up >= 0)
     step[hung] = c[np.minimum(hung, up[hung]), np.maximum(hung, up[hung]) - n]
     return _unroll(step, np.where(up >= 0, up, np.arange(n + m)), np.where(up >= 0, -1.0, 0.0))[:n]
+
+
+def _nearly_tight(c: Array, f: Array) -> Array:
+    """The 2 (n + m) pairs with the smallest c_ij - f_i - g_j, for the best g."""
+    slack = (c - f[:, None]) - _columns(c, f)
+    k = min(2 * sum(c.shape), slack.size - 1)
+    return np.argpartition(slack, k, axis=None)[: k + 1]
 
 
 def _unroll(step: Array, up: Array, sign: Array) -> Array:
@@ -243,24 +290,34 @@ def negligible(mass: Any, a: Any, b: Any, atoms: int) -> Any:
     return (mass <= atoms * EPS) & (mass <= 1e-6 * a) & (mass <= 1e-6 * b)
 
 
-def _columns(c: Array, f: Array) -> Array:
+def _power(unit: float, p: float, D: Array) -> Array:
+    """(D / unit)^p."""
+    with np.errstate(over="ignore", under="ignore"):
+        c = D / unit
+        return c if p == 1 else np.square(c, out=c) if p == 2 else np.power(c, p, out=c)
+
+
+def _low(unit: float, p: float, cut: float, D: Array) -> Array:
+    """min((D / unit)^p, cut) / cut."""
+    c = _power(unit, p, D)
+    return np.divide(np.minimum(c, cut, out=c), cut, out=c)
+
+
+def _columns(c: Any, f: Array) -> Array:
     """g_j = min_i c_ij - f_i."""
-    tiles = row_tiles(len(c), c.shape[1])
-    g: Array = np.minimum(np.min([(c[rows] - f[rows, None]).min(0) for rows in tiles], 0), MAX)
+    g = np.full(c.shape[1], MAX)
+    for rows in lazy.tiles(c):
+        np.minimum(g, (c[rows] - f[rows, None]).min(0), out=g)
     return g
 
 
-def _rows(c: Array, g: Array) -> Array:
+def _rows(c: Any, g: Array) -> Array:
     """f_i = min_j c_ij - g_j, or just below, so that rounding breaks no constraint."""
-    tiles = row_tiles(len(c), c.shape[1])
-    f = np.concatenate([np.empty(0), *((c[rows] - g).min(1) for rows in tiles)])
+    f = np.empty(c.shape[0])
+    for rows in lazy.tiles(c):
+        f[rows] = (c[rows] - g).min(1)
     below: Array = np.nextafter(np.minimum(f, MAX), -np.inf)
     return below
-
-
-def _slack(c: Array, f: Array) -> Array:
-    """c_ij - f_i - g_j for the best g."""
-    return (c - f[:, None]) - _columns(c, f)
 
 
 def reachable(distance: float) -> float:
@@ -281,10 +338,10 @@ def _dense(problem: Problem, c: Array) -> Edges:
     return Edges(rows, cols, plan[rows, cols], f, status)
 
 
-def _sparse(problem: Problem, c: Array, chosen: Array) -> tuple[Edges, Array]:
+def _sparse(problem: Problem, c: Any, pairs: Array) -> tuple[Edges, Array]:
     from scipy.sparse import coo_array
 
-    rows, cols = np.nonzero(chosen)
+    rows, cols = np.divmod(pairs, c.shape[1])
     plan, f, g, status = _emd(problem, coo_array((c[rows, cols], (rows, cols)), shape=c.shape))
     plan = plan.tocoo()
     return Edges(plan.row.astype(np.int64), plan.col.astype(np.int64), plan.data, f, status), g
@@ -302,7 +359,7 @@ def _emd(problem: Problem, c: Any) -> tuple[Any, Array, Array, int]:
 
 
 @cache
-def _has_sparse() -> bool:
+def has_sparse() -> bool:
     """Whether POT takes sparse costs, as it does since it takes potentials to start from."""
     import ot
 

@@ -61,7 +61,8 @@ class Kernel:
     def error(self, G: Tensor) -> tuple[Tensor, Tensor]:
         """F(G) and the L1 error of the marginals of the plan (F, G), (B,), in the log domain."""
         F = self.rows(G)
-        return F, _l1(self.logb.exp(), G - self.columns(F))
+        b = self.logb.exp()
+        return F, _l1(b, _where(b, G - self.columns(F)))
 
     def state(self, G: Tensor) -> State:
         """The state at G; `State.absorbed` makes it cheap to move."""
@@ -71,6 +72,11 @@ class Kernel:
 def _l1(w: Tensor, log_sums: Tensor) -> Tensor:
     """sum_i w_i |exp(z_i) - 1|, finite however far off z is."""
     return (w * torch.expm1(log_sums.clamp(max=500.0)).abs()).sum(-1)
+
+
+def _where(w: Tensor, x: Tensor) -> Tensor:
+    """x where there is mass, else 0."""
+    return torch.where(w > 0, x, torch.zeros_like(x))
 
 
 def _times(K: Tensor, x: Tensor) -> Tensor:
@@ -184,7 +190,7 @@ class Streamed(_Alternating):
     def __init__(self, kernel: Kernel, G: Tensor) -> None:
         self.kernel, self.G = kernel, G
         self.F = kernel.rows(G)
-        self.logs = G - kernel.columns(self.F)
+        self.logs = _where(kernel.logb.exp(), G - kernel.columns(self.F))
 
     def moved(self, d: Tensor) -> Streamed:
         return Streamed(self.kernel, self.G + d)
@@ -210,9 +216,10 @@ class Absorbed(_Alternating):
         self.kernel, self.G, self.K, self.F0, self.logv = kernel, G, K, F0, logv
         self.a, self.b = kernel.loga.exp(), kernel.logb.exp()
         self.v = logv.exp()
-        self.u = 1 / _times(K, self.b * self.v)
-        self.F = F0 + self.u.log()
-        self.logs = (self.v * _times(K.mT, self.a * self.u)).log()
+        # Atoms without mass count for nothing, and their part of K may have underflowed.
+        self.u = _where(self.a, 1 / _times(K, self.b * self.v))
+        self.F = F0 + _where(self.a, self.u.log())
+        self.logs = _where(self.b, (self.v * _times(K.mT, self.a * self.u)).log())
 
     def absorbed(self) -> Absorbed:
         return self
@@ -262,7 +269,7 @@ class _Symmetric(State):
 class SymmetricStreamed(_Symmetric):
     def __init__(self, kernel: Kernel, G: Tensor) -> None:
         self.kernel, self.G = kernel, G
-        self.logs = G - kernel.rows(G)
+        self.logs = _where(kernel.logb.exp(), G - kernel.rows(G))
 
     def moved(self, d: Tensor) -> SymmetricStreamed:
         return SymmetricStreamed(self.kernel, self.G + d)
@@ -282,7 +289,7 @@ class SymmetricAbsorbed(_Symmetric):
     def __init__(self, kernel: Kernel, G: Tensor, K: Tensor, logv: Tensor) -> None:
         self.kernel, self.G, self.K, self.logv = kernel, G, K, logv
         self.w, self.v = kernel.logb.exp(), logv.exp()
-        self.logs = (self.v * _times(K, self.w * self.v)).log()
+        self.logs = _where(self.w, (self.v * _times(K, self.w * self.v)).log())
 
     def absorbed(self) -> SymmetricAbsorbed:
         return self

@@ -23,6 +23,7 @@ from torch import Tensor
 import otflow as of
 from otflow import kernels, linalg, spaces
 from tests import dense, zoo
+from tests.corpus.refusals import refuses
 from tests.regimes import REGIMES, regime
 
 KINDS: dict[str, Any] = {
@@ -51,18 +52,6 @@ class Broken(of.VelocityField):
 
     def velocity(self, t: Tensor, mu: of.Measure) -> of.Tangent:
         return mu.coords.map(lambda x: x * torch.where(t >= self.start, torch.nan, 0.1).to(x.dtype))
-
-
-def refuses(call: Callable[[], Any], *parts: str) -> None:
-    """An InputError that is a ValueError and whose message contains all the parts, remedy last."""
-    with pytest.raises(of.InputError) as caught:
-        call()
-    message = str(caught.value)
-    assert isinstance(caught.value, ValueError)
-    for part in parts:
-        assert part in message, f"{part!r} is missing in: {message}"
-    remedy = message.rpartition(";")[2]
-    assert len(remedy.split()) >= 2, f"no remedy in: {message}"
 
 
 # --- 33-35: blow-up -----------------------------------------------------------------------------------

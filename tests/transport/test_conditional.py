@@ -156,6 +156,14 @@ def test_single_precision_is_computed_in_double_precision() -> None:
     assert d.item() == pytest.approx(conditional_wasserstein(mu, nu).item(), rel=1e-6)
 
 
+def test_orders_whose_powers_leave_floating_point_are_refused() -> None:
+    mu, nu = (of.Particles(x, label=[0, 1]) for x in ([[0.0], [1.0]], [[1.7], [2.7]]))
+    assert conditional_wasserstein(mu, nu, 500).item() == pytest.approx(1.7, rel=1e-12)
+    assert conditional_wasserstein(mu, nu, math.inf).item() == pytest.approx(1.7, rel=1e-12)
+    with pytest.raises(of.InputError, match="beyond 500 powers of distances"):
+        conditional_wasserstein(mu, nu, 2000)
+
+
 def test_small_displacements_keep_their_digits() -> None:
     x = np.random.default_rng(10).normal(size=(50, 3))
     for h in (1e-3, 1e-9, 1e-15):
@@ -307,6 +315,19 @@ def test_members_of_a_batch_have_their_own_limits() -> None:
     assert relaxed.status.tolist() == ["ok", "ok"]
     apart = relaxed_conditional(mu[1], nu[1], [1.0, 100.0])
     assert apart.values.tolist() == pytest.approx(relaxed.values[:, 1].tolist(), rel=1e-12)
+
+
+def test_large_labels_of_one_member_do_not_disturb_another() -> None:
+    x, y = np.random.default_rng(19).normal(size=(2, 2, 5, 2))
+    label, back = (np.arange(5) + np.array([[0.0], [1e15]]), np.arange(5)[::-1] + np.array([[0.0], [1e15]]))
+    both = relaxed_conditional(of.Particles(x, label=label), of.Particles(y, label=back), 0.3)
+    for i in range(2):
+        here = of.Particles(x[i], label=np.arange(5)), of.Particles(y[i], label=np.arange(5)[::-1].copy())
+        assert both.distance[i].item() == pytest.approx(relaxed_conditional(*here, 0.3).distance.item())
+    one = relaxed_conditional(of.Particles(x, label=label), of.Particles(y[0], label=back[0]), 0.3)
+    alone = relaxed_conditional(of.Particles(x[0], label=label[0]), of.Particles(y[0], label=back[0]), 0.3)
+    assert one.values.shape == (1, 2)
+    assert one.distance[0].item() == pytest.approx(alone.distance.item(), rel=1e-12)
 
 
 def test_large_labels_keep_their_digits() -> None:

@@ -399,7 +399,7 @@ def test_a_solver_that_lies_is_not_believed(monkeypatch: pytest.MonkeyPatch, blu
         return plan, f + 1e-3 * np.arange(len(f)) if blunder == "potentials" else f, g, code
 
     monkeypatch.setattr(simplex, "_emd", liar)
-    monkeypatch.setattr(simplex, "_along_tree", lambda edges, c: edges.f)
+    monkeypatch.setattr(simplex, "_along_tree", lambda edges, near, c: edges.f)
     rng = np.random.default_rng(13)
     mu, nu = of.Particles(rng.random((2, 20, 2))), of.Particles(rng.random((20, 2)))
     plan = solve(mu, nu, on_failure="return")
@@ -518,7 +518,7 @@ def test_a_plan_that_is_still_optimal_is_returned_at_once(monkeypatch: pytest.Mo
 
 def test_without_sparse_costs_in_pot_a_warm_start_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     before, after, nu = moving(150, 5, 1e-3)
-    monkeypatch.setattr(simplex, "_has_sparse", lambda: False)
+    monkeypatch.setattr(simplex, "has_sparse", lambda: False)
     warm = solve(after, nu, start=solve(before, nu))
     assert warm.value.item() == solve(after, nu).value.item()
 

@@ -243,3 +243,24 @@ def test_second_derivatives_at_a_kink_are_refused() -> None:
         else:
             with pytest.raises(of.DerivativeError, match="coincide"):
                 torch.autograd.grad(slope.sum(), x)
+
+
+@pytest.mark.parametrize("name", ["laplace", "energy"])
+def test_second_derivatives_are_refused_where_atoms_of_one_measure_coincide(name: str) -> None:
+    kernel, x, y = KERNELS[name], normal(4, 2), normal(5, 2, seed=1)
+    x[3], y[2] = x[0], y[4]
+
+    def curvature(x: np.ndarray, w: list[float] | None = None) -> Tensor:
+        z = torch.from_numpy(x).requires_grad_()
+        (slope,) = torch.autograd.grad(
+            mmd(of.Particles(z, w), of.Particles(y), kernel).sum(), z, create_graph=True
+        )
+        return torch.autograd.grad(slope.sum(), z)[0]
+
+    with pytest.raises(of.DerivativeError, match="coincide"):
+        curvature(x)
+    with pytest.raises(of.DerivativeError, match="coincide"):
+        curvature(np.stack([normal(4, 2, seed=3), x]))
+    # an atom without mass is none, and the other measure stands still
+    assert bool(torch.isfinite(curvature(x, [0.5, 0.25, 0.25, 0.0])).all())
+    assert bool(torch.isfinite(curvature(normal(4, 2, seed=3))).all())

@@ -1,0 +1,140 @@
+"""Costs that are computed where they are needed, and the few pairs of atoms among which optimal plans live.
+
+A plan uses less than n + m of the n m pairs, so a simplex needs to know few of them: those which are nearly
+tight, c_ij - f_i - g_j = 0, for potentials that are nearly right, and then those which its own potentials
+violate, again and again until there are none (column generation). The right potentials of a smaller sample
+are nearly right. All of this looks at a tile of costs at a time and remembers O(n + m) numbers.
+
+Pairs (i, j) are kept as numbers i m + j, in increasing order.
+
+Reference: Peyre and Cuturi 2019, "Computational optimal transport", Section 3.1 (the dual problem); Schmitzer
+2016, "A sparse multiscale algorithm for dense optimal transport", Section 3 (why few pairs are enough).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from otflow.kernels import row_tiles
+from otflow.spaces import Space
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def distances(space: Space, x: Tensor, y: Tensor) -> Tensor:
+    """All distances (*batch, n, m), with no more than a tile of differences (*batch, n, m, d) at a time."""
+    out = torch.empty(*x.shape[:-1], y.shape[-2], dtype=x.dtype, device=x.device)
+    for rows in row_tiles(x.shape[-2], y.numel()):
+        out[..., rows, :] = space.pairwise(x[..., rows, :], y)
+    return out
+
+
+@dataclass(frozen=True)
+class Distances:
+    """The matrix d(x_i, y_j), computed where it is looked at: by rows, or at pairs of indices."""
+
+    space: Space
+    x: Tensor  # (n, d)
+    y: Tensor  # (m, d)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.x), len(self.y)
+
+    @property
+    def T(self) -> Distances:
+        return Distances(self.space, self.y, self.x)
+
+    def at(self, i: Array, j: Array) -> Distances:
+        """The rows i and columns j."""
+        return Distances(self.space, self.x[i], self.y[j])
+
+    def __getitem__(self, key: Any) -> Array:
+        if isinstance(key, slice):
+            return distances(self.space, self.x[key], self.y).cpu().numpy()
+        i, j = key
+        return self.space.distance(self.x[i], self.y[j]).cpu().numpy()
+
+    def max(self) -> float:
+        return max(float(self[rows].max()) for rows in tiles(self))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The matrix of cost(D_ij), computed where it is looked at."""
+
+    D: Any  # (n, m)
+    cost: Callable[[Array], Array]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.D.shape  # type: ignore[no-any-return]
+
+    @property
+    def T(self) -> Costs:
+        return Costs(self.D.T, self.cost)
+
+    def __getitem__(self, key: Any) -> Array:
+        return self.cost(self.D[key])
+
+
+def tiles(c: Any) -> Iterator[slice]:
+    """Slices of the rows of c, (n, m)."""
+    return row_tiles(*c.shape)
+
+
+def nearest(c: Any, f: Array, g: Array, k: int) -> Array:
+    """The pairs with the k smallest c_ij - f_i - g_j of each row and of each column."""
+    n, m = c.shape
+    j, i = _smallest(c, g, min(k, m)), _smallest(c.T, f, min(k, n))
+    return np.union1d(np.arange(n)[:, None] * m + j, i * m + np.arange(m)[:, None])
+
+
+def _smallest(c: Any, g: Array, k: int) -> Array:
+    """The places of the k smallest c_ij - g_j in each row, (n, k)."""
+    out = np.empty((c.shape[0], k), np.int64)
+    for rows in tiles(c):
+        out[rows] = torch.topk(torch.from_numpy(c[rows] - g), k, largest=False, sorted=False).indices
+    return out
+
+
+def violated(c: Any, f: Array, g: Array, k: int, tol: float) -> tuple[Array, Array]:
+    """Pairs with c_ij - f_i - g_j < -tol, the k worst of each row; and min_i c_ij - f_i, (m,)."""
+    found, best = [np.empty(0, np.int64)], np.full(len(g), np.inf)
+    for rows in tiles(c):
+        slack = c[rows] - f[rows, None]
+        np.minimum(best, slack.min(0), out=best)
+        slack -= g
+        i = np.flatnonzero(slack.min(1) < -tol)
+        values, j = torch.topk(torch.from_numpy(slack[i]), min(k, len(g)), largest=False, sorted=False)
+        found.append(((rows.start + i[:, None]) * len(g) + j.numpy())[values.numpy() < -tol])
+    return np.concatenate(found), best
+
+
+def missing(some: Array, pairs: Array) -> Array:
+    """Those of some pairs that are not among others."""
+    place = np.minimum(np.searchsorted(pairs, some), len(pairs) - 1)
+    return some[pairs[place] != some]
+
+
+def staircase(a: Array, b: Array) -> Array:
+    """Pairs that carry some plan whatever a and b: both masses laid out in the order of their indices."""
+    n, m = len(a), len(b)
+    ends = np.concatenate([np.cumsum(a)[:-1], np.cumsum(b)[:-1]])
+    i = np.concatenate([[0], np.cumsum(np.argsort(ends, kind="stable") < n - 1)])
+    return np.sort(i * m + np.arange(n + m - 1) - i)
+
+
+def sample(w: Array, k: int) -> tuple[Array, Array]:
+    """About k atoms that stand for all of them, and their weights; the same ones every time."""
+    order = np.random.default_rng(0).permutation(len(w))
+    marks = (np.arange(k) + 0.5) / k
+    picked = np.minimum(np.searchsorted(np.cumsum(w[order]), marks), len(w) - 1)
+    i, count = np.unique(order[picked], return_counts=True)
+    return i, count / k
