@@ -9,9 +9,9 @@ The speed of a curve of measures is its metric derivative,
    |\dot\mu|(t) = \lim_{h \to 0} \frac{W_2(\mu_{t+h}, \mu_t)}{h},
 
 and for tokens that follow a velocity field :math:`v` which is a gradient it equals
-:math:`\bigl(\int |v|^2 \, d\mu_t\bigr)^{1/2}`. This gives a test that no solver of transport problems can argue with: late in a
-flow, when tokens sit in tight clusters and hardly move, the costs inside a cluster are tiny and those between clusters
-are not, and a solver that works with one absolute tolerance no longer sees the small ones.
+:math:`\bigl(\int |v|^2 \, d\mu_t\bigr)^{1/2}`. This gives a test that no solver of transport problems can argue
+with: late in a flow, when tokens sit in tight clusters and hardly move, the costs inside a cluster are tiny and
+those between clusters are not, and a solver that works with one absolute tolerance no longer sees the small ones.
 """
 
 import matplotlib.pyplot as plt
@@ -41,8 +41,8 @@ last = of.solve(traj.measures[-1], traj.measures[-2])
 print(last, f"relative duality gap {last.gap.item():.0e}")
 
 # %%
-# The same problems by POT's network simplex as it comes, and the root mean square velocity of the tokens between
-# the save times.
+# The same problems by POT's network simplex as it comes, and the root mean square velocity of the tokens
+# between the save times.
 
 pairs = list(zip(traj.measures[:-1], traj.measures[1:], strict=True))
 steps = torch.diff(traj.ts)

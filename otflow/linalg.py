@@ -36,9 +36,11 @@ class _Root(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, s: Tensor) -> Tensor:
-        values, vectors = torch.linalg.eigh(s)
-        # The root of what rounding of the entries makes of a zero would be 1e8 times as large.
+        vectors = torch.linalg.eigh(s).eigenvectors
         size, eps = vectors.abs(), torch.finfo(s.dtype).eps
+        # v^T S v knows small eigenvalues better than eigh. Those that rounding of the entries makes of a zero
+        # must go: their roots would be 1e8 times as large.
+        values = (vectors * (s @ vectors)).sum(-2)
         noise = 4 * s.shape[-1] * eps * (size * (s.abs() @ size)).sum(-2)
         values = torch.where(values > noise, values, torch.zeros_like(values))
         root: Tensor = (vectors * values.sqrt()[..., None, :]) @ vectors.mT

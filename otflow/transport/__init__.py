@@ -1,17 +1,9 @@
 """Optimal transport: exact, entropic, between Gaussians, conditional on labels; and cheaper distances."""
 
 from otflow.transport.barycentre import bures_barycentre
-from otflow.transport.bures import (
-    AffineMap,
-    bures,
-    bures_exp,
-    bures_geodesic,
-    bures_log,
-    bures_map,
-    bures_wasserstein,
-)
 from otflow.transport.conditional import RelaxedConditional, conditional_wasserstein, relaxed_conditional
 from otflow.transport.costs import BilinearCost, Cost, PowerCost
+from otflow.transport.discrepancy import EnergyKernel, GaussianKernel, LaplaceKernel, mmd
 from otflow.transport.engines import POT, Engine, GeomLoss
 from otflow.transport.entropic import EntropicPlan, sinkhorn, sinkhorn_divergence
 from otflow.transport.entropic_bures import (
@@ -20,7 +12,15 @@ from otflow.transport.entropic_bures import (
     gaussian_sinkhorn_divergence,
 )
 from otflow.transport.exact import solve, wasserstein
-from otflow.transport.mmd import EnergyKernel, GaussianKernel, LaplaceKernel, mmd
+from otflow.transport.gaussians import (
+    AffineMap,
+    bures,
+    bures_exp,
+    bures_geodesic,
+    bures_log,
+    bures_map,
+    bures_wasserstein,
+)
 from otflow.transport.newton import NewtonSinkhorn
 from otflow.transport.plan import Plan
 from otflow.transport.sliced import sliced_wasserstein

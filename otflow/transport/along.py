@@ -59,7 +59,7 @@ def geodesic(mu: Measure, nu: Measure, *, start: Any = None) -> Any:
 
 @geodesic.register(Gaussian)
 def _(mu: Gaussian, nu: Measure, *, start: Any = None) -> Tensor:
-    from otflow.transport.bures import bures_wasserstein
+    from otflow.transport.gaussians import bures_wasserstein
 
     return bures_wasserstein(mu, checks.instance(nu, Gaussian, "nu"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -73,7 +74,7 @@ class PowerCost(Cost):
 
     def scores(self, x: Tensor, y: Tensor, space: Space, eps: float) -> Tensor:
         # Distances are scaled before the power is taken, so that neither over- nor underflows by itself.
-        distance: Tensor = space.pairwise(x, y) / eps ** (1 / self.p)
+        distance: Tensor = space.pairwise(x, y) / _power(eps, 1 / self.p)
         return -distance.pow(self.p)
 
     def features(self, x: Tensor, y: Tensor, space: Space, eps: float) -> Features | None:
@@ -97,6 +98,13 @@ class PowerCost(Cost):
 
     def __repr__(self) -> str:
         return f"PowerCost({self.p:g})"
+
+
+def _power(eps: float, q: float) -> float:
+    try:
+        return float(eps**q)
+    except OverflowError:
+        return math.inf
 
 
 def _centred(x: Tensor, y: Tensor, unit: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -176,4 +184,6 @@ def as_cost(cost: Any) -> Cost:
     """A `Cost`: the squared distance by default, or one made of the user's function."""
     if cost is None:
         return PowerCost(2.0)
+    if isinstance(cost, type):
+        checks.fail("cost", repr(cost), "an instance is needed", f"call it: {cost.__name__}(...)")
     return cost if isinstance(cost, Cost) else FunctionCost(checks.function(cost, "cost"))

@@ -57,6 +57,9 @@ def scale(
     if bool((b == 0).any()):  # columns without mass get the potential that the others imply
         G = torch.where(b > 0, G, kernel.columns(kernel.rows(G)))
     F, error = kernel.error(G)
+    # Potentials so large that their last digit exceeds the tolerance cannot show whether it is kept.
+    digit = 2.0**-53 * (F.abs().amax(-1) + G.abs().amax(-1))
+    error = torch.where(digit > tol, torch.maximum(error, digit), error)
     reason = "max_iter" if found.sweeps >= max_iter else "stalled"
     codes = torch.where(found.stalled, status.code("stalled"), status.code(reason))
     return Scaling(F, G, error, found.sweeps, torch.where(error <= tol, status.code("ok"), codes))
@@ -113,7 +116,7 @@ class POT(_Matrix):
         _, log = ot.bregman.sinkhorn_log(
             a, b, cost, 1.0, numItermax=max_iter, stopThr=tol / len(b) ** 0.5, log=True, warn=False
         )
-        return log["log_v"] - b.log(), log["niter"]
+        return log["log_v"] - b.log(), log["niter"] + 1
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from otflow import checks, status
-from otflow.errors import ConvergenceError
+from otflow.errors import ConvergenceError, DerivativeError, NotFiniteError
 from otflow.measures import Gaussian, Measure
 from otflow.spaces import Euclidean
 from otflow.transport.costs import Cost, PowerCost, as_cost
 from otflow.transport.engines import Engine, Scaling, scale
-from otflow.transport.implicit import dual
+from otflow.transport.implicit import Pieces, dual, plain
 from otflow.transport.newton import NewtonSinkhorn
 from otflow.transport.pairs import Pair, merge, pair
 from otflow.transport.scores import Bilinear, Pairwise, Scores
@@ -47,6 +47,7 @@ class EntropicPlan:
     status: Any
     sweeps: int
     problem: Problem = field(repr=False)
+    scaled: tuple[Tensor, Tensor] = field(repr=False)  # F and G, which keep digits that f and g may lose
 
     @property
     def batch(self) -> torch.Size:
@@ -61,7 +62,7 @@ class EntropicPlan:
     @property
     def transport_cost(self) -> Tensor:
         """<P, c>, (*batch,): an upper bound of the optimal cost, up to the marginal error; no derivatives."""
-        return self.problem.transport_cost(self._scaled()).to(self.regularised_cost.dtype)
+        return self.problem.transport_cost(self.scaled).to(self.regularised_cost.dtype)
 
     @property
     def distance(self) -> Tensor:
@@ -81,32 +82,31 @@ class EntropicPlan:
                 "space", self.problem.pair.space, "points that wrap around have no average", "use average"
             )
         return self.average(
-            self.problem.pair.y.detach().reshape((*self.problem.pair.batch, *self.problem.pair.y.shape[1:]))
+            plain(self.problem.pair.y).reshape((*self.problem.pair.batch, *self.problem.pair.y.shape[1:]))
         )
 
+    @torch.no_grad()
     def average(self, v: Tensor) -> Tensor:
         """sum_j P_ij v_j / a_i, (*batch, n, e), for values v (*batch, m, e) on nu; the plan is not formed."""
-        both, (_, G) = self.problem.pair, self._scaled()
+        both, (_, G) = self.problem.pair, self.scaled
         v = checks.tensor(v, "v").double()
         if v.ndim < 2 or v.shape[-2] != G.shape[-1]:
             checks.fail("v.shape", tuple(v.shape), f"(*batch, {G.shape[-1]}, e) is needed", "reshape v")
         flat = merge(v, both.batch, 2)
-        out, _ = self.problem.scores.attend(flat, G + both.v.detach().log())
+        out, _ = self.problem.scores.attend(flat, G + plain(both.v).log())
         return out.reshape(*both.batch, *out.shape[1:]).to(self.regularised_cost.dtype)
 
+    @torch.no_grad()
     def matrix(self) -> Tensor:
-        """P, (*batch, n, m)."""
-        both, (F, G) = self.problem.pair, self._scaled()
+        """P, (*batch, n, m), without derivatives."""
+        both, (F, G) = self.problem.pair, self.scaled
         if self.problem.scores.shape.numel() > MATRIX:
             checks.fail(
                 "P", tuple(self.problem.scores.shape), "that is too large", "use average or barycentric"
             )
         S = self.problem.scores.dense().add_(F[..., :, None]).add_(G[..., None, :])
-        P = S.exp_() * both.w.detach()[..., :, None] * both.v.detach()[..., None, :]
+        P = S.exp_() * plain(both.w)[..., :, None] * plain(both.v)[..., None, :]
         return P.reshape(*both.batch, *P.shape[1:])
-
-    def _scaled(self) -> tuple[Tensor, Tensor]:
-        return self.problem.scaled(self.f, self.g)
 
     def __repr__(self) -> str:
         size, error = f"{self.f.shape[-1]} x {self.g.shape[-1]}", float(self.error.max())
@@ -127,7 +127,7 @@ class Problem:
     def kernel(self) -> Kernel:
         p = self.pair
         symmetric = p.x is p.y and p.w is p.v and self.cost.symmetric
-        return Kernel(self.scores, p.w.detach().log(), p.v.detach().log(), symmetric)
+        return Kernel(self.scores, plain(p.w).log(), plain(p.v).log(), symmetric)
 
     def potentials(self, s: Scaling) -> tuple[Tensor, Tensor]:
         """f and g in units of the cost, (*batch, n) and (*batch, m)."""
@@ -142,25 +142,39 @@ class Problem:
     def value(self, s: Scaling) -> Tensor:
         """<a, f> + <b, g>, (*batch,), with derivatives if clouds or cost ask for them."""
         f, g = self.potentials(s)
-        a, b = (self._batched(w.detach()) for w in (self.pair.w, self.pair.v))
+        a, b = (self._batched(plain(w)) for w in (self.pair.w, self.pair.v))
         number = torch.where(a > 0, a * f, 0.0).sum(-1) + torch.where(b > 0, b * g, 0.0).sum(-1)
-        if not (self.pair.requires_grad or self.cost.learns(self.pair.x, self.pair.y)):
+        if not (self.cost.learns(self.pair.x, self.pair.y) or self.pair.moves):
             return number
         follows = self._batched(self._traced(s))
-        return number + self.eps * (follows - follows.detach())
+        return number + self.eps * (follows - plain(follows))
 
     def _traced(self, s: Scaling) -> Tensor:
         """The dual value over eps, (B,), up to rounding, as a function of points, weights and matrix."""
         p, G = self.pair, s.G + self.column
         f = self.cost.features(p.x, p.y, p.space, self.eps)
+        if self.cost.learns(p.x, p.y) and f is not None:  # the matrix of a bilinear cost moves the features
+            return dual(_products, _products, f.q, f.k, p.w, p.v, G)
+        twice = self._features if f is not None else None
+        if f is None or isinstance(self.scores, Pairwise):
+            return dual(self._differences, twice, p.x, p.y, p.w, p.v, G)
+        return dual(self._features, twice, p.x, p.y, p.w, p.v, G - plain(f.column))
+
+    def _features(self, x: Tensor, y: Tensor) -> Pieces:
+        f = self.cost.features(x, y, self.pair.space, self.eps)
         if f is None:
-            one = torch.ones_like(p.w[:, 0])
-            return dual(lambda x, y: Pairwise(self.cost, x, y, p.space, self.eps, one), p.x, p.y, p.w, p.v, G)
-        sides = (p.w * f.row).sum(-1) + (p.v * f.column).sum(-1)
-        return dual(Bilinear, f.q, f.k, p.w, p.v, G - f.column.detach()) + sides
+            raise DerivativeError(f"{self.cost} is not made of scalar products")
+        return Pieces(Bilinear(f.q, f.k), f.row, f.column)
+
+    def _differences(self, x: Tensor, y: Tensor) -> Pieces:
+        row, column = torch.zeros_like(x[..., 0]), torch.zeros_like(y[..., 0])
+        one = torch.ones_like(row[:, 0])
+        return Pieces(Pairwise(self.cost, x, y, self.pair.space, self.eps, one), row, column)
 
     @torch.no_grad()
     def transport_cost(self, scaled: tuple[Tensor, Tensor]) -> Tensor:
+        if self.pair.forward:
+            raise DerivativeError("transport_cost has no derivatives; regularised_cost has")
         bias = scaled[1] + self.pair.v.log()
         column = self.scores.attend(self.column[..., None], bias)[0][..., 0]
         cost = self.row + column - self.scores.expected(bias)
@@ -170,9 +184,13 @@ class Problem:
         return a.reshape((*self.pair.batch, *a.shape[1:]))
 
 
+def _products(q: Tensor, k: Tensor) -> Pieces:
+    return Pieces(Bilinear(q, k), torch.zeros_like(q[..., 0]), torch.zeros_like(k[..., 0]))
+
+
 @torch.no_grad()
 def _problem(both: Pair, cost: Cost, eps: float) -> Problem:
-    x, y = both.x.detach(), both.y.detach()
+    x, y = plain(both.x), plain(both.y)
     if x.shape[0] * x.shape[1] * y.shape[1] > DIFFERENCES:
         f = cost.features(x, y, both.space, eps)
         if f is not None:
@@ -220,8 +238,15 @@ def sinkhorn(
     2.0
     """
     plan = _solve(_problem_of(mu, nu, eps, cost), engine, tol, max_iter, start)
-    plan = replace(plan, regularised_cost=plan.regularised_cost.to(mu.dtype))
+    plan = replace(plan, regularised_cost=_cast(plan.regularised_cost, mu.dtype))
     return _trusted(plan) if checks.raises(on_failure) else plan
+
+
+def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+    out = value.to(dtype)
+    if not bool(torch.isfinite(out).all()):
+        raise NotFiniteError(f"entropic transport: the cost leaves the range of {dtype}", value)
+    return out
 
 
 def _problem_of(mu: Measure, nu: Measure, eps: float, cost: Any) -> Problem:
@@ -242,7 +267,9 @@ def _solve(
         f, g = problem.potentials(s)
     value, batch = problem.value(s), problem.pair.batch
     codes = status.names(s.codes.reshape(batch))
-    return EntropicPlan(f, g, problem.eps, value, s.error.reshape(batch), codes, s.sweeps, problem)
+    return EntropicPlan(
+        f, g, problem.eps, value, s.error.reshape(batch), codes, s.sweeps, problem, (s.F, s.G)
+    )
 
 
 def _start(problem: Problem, start: EntropicPlan | None) -> Tensor | None:
@@ -312,7 +339,7 @@ def sinkhorn_divergence(
     failed = [plan for plan in plans if not plan.converged]
     if failed:
         raise ConvergenceError(f"Sinkhorn divergence: {_complaint(failed[0])}", value.to(mu.dtype))
-    return _nonnegative(value, plans).to(mu.dtype)
+    return _cast(_nonnegative(value, plans), mu.dtype)
 
 
 @sinkhorn_divergence.register(Gaussian)
@@ -351,4 +378,4 @@ def _nonnegative(value: Tensor, plans: list[EntropicPlan]) -> Tensor:
         raise ConvergenceError(
             f"Sinkhorn divergence = {float(value.min()):.3g}, below zero by more than its error bound.", value
         )
-    return torch.where(value < 0, value * 0, value)
+    return torch.where(value < 0, value - plain(value), value)  # rounding hides the value, not its slope

@@ -31,7 +31,7 @@ from otflow import checks
 from otflow.linalg import contraction, displacement, known, symmetric
 from otflow.measures import Gaussian
 from otflow.spaces import power_of_two
-from otflow.transport.bures import AffineMap, matched
+from otflow.transport.gaussians import AffineMap, matched
 from otflow.transport.roots import common, distance, equal_width, frame, thin
 
 

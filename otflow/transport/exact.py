@@ -101,7 +101,7 @@ def wasserstein(mu: Measure, nu: Measure, p: float = 2, *, start: Plan | None = 
 
 @wasserstein.register(Gaussian)
 def _(mu: Gaussian, nu: Measure, p: float = 2, *, start: Plan | None = None) -> Tensor:
-    from otflow.transport.bures import bures_wasserstein
+    from otflow.transport.gaussians import bures_wasserstein
 
     if not isinstance(nu, Gaussian):
         checks.fail(
@@ -211,7 +211,7 @@ def _answers(
     out = []
     for members in row_tiles(len(x), x.shape[-2] * y.shape[-2]):
         D = distances(space, x[members], y[members]).cpu().numpy()
-        out += [simplex.couple(*each, p) for each in zip(D, *zip(*weights[members]), strict=True)]
+        out += [simplex.couple(d, *each, p) for d, each in zip(D, weights[members], strict=True)]
     return out
 
 

@@ -8,9 +8,10 @@ dG = (I - C R)^-1 dT at fixed G; second derivatives of the value need it as well
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from otflow import kernels
@@ -18,7 +19,16 @@ from otflow.errors import ConvergenceError, DerivativeError
 from otflow.transport.scores import Bilinear, Scores
 from otflow.transport.states import Kernel, Streamed
 
-Make = Callable[[Tensor, Tensor], Scores]  # scores from two tensors with derivatives: features or points
+
+class Pieces(NamedTuple):
+    """A problem as a function of its points: c / eps = row_i + column_j - S_ij."""
+
+    scores: Scores
+    row: Tensor  # (B, n)
+    column: Tensor  # (B, m)
+
+
+Make = Callable[[Tensor, Tensor], Pieces]
 
 
 class _Potential(torch.autograd.Function):
@@ -76,50 +86,85 @@ def potential(q: Tensor, k: Tensor, loga: Tensor, logb: Tensor, G: Tensor) -> Te
 
 
 class _Dual(torch.autograd.Function):
-    """D as a function of what the scores are made of and of the weights, G at its solution."""
+    """D as a function of points and weights, with G at its solution for the pieces of ``make``."""
 
     @staticmethod
-    def forward(ctx: Any, make: Make, s: Tensor, t: Tensor, a: Tensor, b: Tensor, G: Tensor) -> Tensor:
-        ctx.make = make
-        F = -make(s, t).lse(G + b.log())
-        ctx.save_for_backward(s, t, a, b, F, G)
-        return _inner(a, F) + _inner(b, G)
+    def forward(
+        ctx: Any, make: Make, twice: Make | None, x: Tensor, y: Tensor, a: Tensor, b: Tensor, G: Tensor
+    ) -> Tensor:
+        ctx.make, ctx.twice = make, twice
+        ctx.save_for_backward(x, y, a, b, G)
+        ctx.save_for_forward(x, y, a, b, G)
+        f, g = _rows(make(x, y), b, G)
+        return _inner(a, f) + _inner(b, g)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        s, t, a, b, F, G = ctx.saved_tensors
+        x, y, a, b, G = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return None, *_second(ctx.make, s, t, a, b, G, grad), None
-        with torch.enable_grad():
-            leaves = [z.detach().requires_grad_() for z in (s, t)]
-            rows = -ctx.make(*leaves).lse(G + b.log())
-            ds, dt = torch.autograd.grad(rows, leaves, grad[:, None] * a)
-        return None, ds, dt, grad[:, None] * F, grad[:, None] * G, None
+            return None, None, *_second(ctx.make, ctx.twice, x, y, a, b, G, grad), None
+        return None, None, *_first(ctx.make, x, y, a, b, G, grad), None
+
+    @staticmethod
+    def jvp(ctx: Any, make: None, twice: None, *moves: Any) -> Tensor:
+        x, y, a, b, G = ctx.saved_tensors
+        grads = _first(ctx.make, x, y, a, b, G, torch.ones_like(a[:, 0]))
+        parts = [(g * d).flatten(1).sum(-1) for g, d in zip(grads, moves[:4], strict=True) if d is not None]
+        return torch.stack(parts).sum(0)
 
 
-def _second(make: Make, s: Tensor, t: Tensor, a: Tensor, b: Tensor, G: Tensor, grad: Tensor) -> list[Tensor]:
+def _rows(pieces: Pieces, b: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
+    """f / eps and g / eps."""
+    return pieces.row - pieces.scores.lse(G + b.log()), G + pieces.column
+
+
+def _first(make: Make, x: Tensor, y: Tensor, a: Tensor, b: Tensor, G: Tensor, grad: Tensor) -> list[Tensor]:
+    with torch.enable_grad():
+        leaves = [plain(z).requires_grad_() for z in (x, y)]
+        f, g = _rows(make(*leaves), plain(b), plain(G))
+        total = _inner(plain(a), f) + _inner(plain(b), g)
+        dx, dy = torch.autograd.grad(total, leaves, grad)
+    return [dx, dy, grad[:, None] * f.detach(), grad[:, None] * g.detach()]
+
+
+def _second(
+    make: Make, twice: Make | None, x: Tensor, y: Tensor, a: Tensor, b: Tensor, G: Tensor, grad: Tensor
+) -> list[Tensor | None]:
     """The first derivatives once more, in a form that knows how G follows."""
-    scores = make(s, t)
-    if not isinstance(scores, Bilinear) or bool((a == 0).any() | (b == 0).any()):
+    if twice is None or bool((a == 0).any() | (b == 0).any()):
         raise DerivativeError(
             "second derivatives of entropic transport need a squared distance or bilinear cost and positive "
             "weights"
         )
+    pieces = twice(x, y)
+    scores = pieces.scores
+    if not isinstance(scores, Bilinear):
+        raise DerivativeError("second derivatives need scores that are scalar products")
+    G = G + (make(x, y).column - pieces.column).detach()  # the same potential, for the other pieces
     G = potential(scores.q, scores.k, a.log(), b.log(), G)
-    fixed = [z.clone() for z in (s, t)]  # so that the derivative below does not go through G
-    F = -make(*fixed).lse(G + b.log())
-    ds, dt = torch.autograd.grad(F, fixed, grad[:, None] * a, create_graph=True)
-    return [ds, dt, grad[:, None] * F, grad[:, None] * G]
+    fixed = [z.clone() for z in (x, y)]  # so that the derivative below does not go through G
+    f, g = _rows(twice(*fixed), b, G)
+    wanted = [z for z in fixed if z.requires_grad]
+    total = _inner(a, f) + _inner(b, g)
+    found = iter(torch.autograd.grad(total, wanted, grad, create_graph=True) if wanted else ())
+    return [next(found) if z.requires_grad else None for z in fixed] + [grad[:, None] * f, grad[:, None] * g]
 
 
 def _inner(w: Tensor, h: Tensor) -> Tensor:
     return torch.where(w > 0, w * h, torch.zeros_like(h)).sum(-1)
 
 
-def dual(make: Make, s: Tensor, t: Tensor, a: Tensor, b: Tensor, G: Tensor) -> Tensor:
-    """<a, F> + <b, G>, (B,), with derivatives in all that it is made of.
+def plain(a: Tensor) -> Tensor:
+    """The numbers alone: no graph, no tangent."""
+    primal: Tensor = forward_ad.unpack_dual(a.detach()).primal
+    return primal.detach()
 
-    Weights that sum to one are meant: the derivatives in them are the potentials, up to constants.
+
+def dual(make: Make, twice: Make | None, x: Tensor, y: Tensor, a: Tensor, b: Tensor, G: Tensor) -> Tensor:
+    """<a, f> + <b, g> over eps, (B,), with derivatives in points and weights.
+
+    ``make`` is used for values and first derivatives, ``twice``, whose scores are scalar products, for second
+    ones. Weights that sum to one are meant: the derivatives in them are the potentials, up to constants.
     """
-    out: Tensor = _Dual.apply(make, s, t, a, b, G)  # type: ignore[no-untyped-call]
+    out: Tensor = _Dual.apply(make, twice, x, y, a, b, G)  # type: ignore[no-untyped-call]
     return out

@@ -120,7 +120,15 @@ def violated(c: Any, f: Array, g: Array, k: int, tol: float) -> tuple[Array, Arr
 def missing(some: Array, pairs: Array) -> Array:
     """Those of some pairs that are not among others."""
     place = np.minimum(np.searchsorted(pairs, some), len(pairs) - 1)
-    return some[pairs[place] != some]
+    out: Array = some[pairs[place] != some]
+    return out
+
+
+def tightest(c: Any, f: Array, g: Array, pairs: Array, kept: Array, k: int) -> Array:
+    """The k pairs with the smallest c_ij - f_i - g_j, those to be kept before all others."""
+    i, j = np.divmod(pairs, len(g))
+    slack = np.where(np.isin(pairs, kept), -np.inf, c[i, j] - f[i] - g[j])
+    return np.sort(pairs[np.argpartition(slack, k)[:k]])
 
 
 def staircase(a: Array, b: Array) -> Array:

@@ -9,6 +9,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from otflow import checks
@@ -31,6 +32,16 @@ class Pair(NamedTuple):
     def requires_grad(self) -> bool:
         return torch.is_grad_enabled() and any(a.requires_grad for a in self[:4])
 
+    @property
+    def forward(self) -> bool:
+        """Whether forward-mode derivatives come in."""
+        return any(forward_ad.unpack_dual(a).tangent is not None for a in self[:4])
+
+    @property
+    def moves(self) -> bool:
+        """Whether derivatives of either mode are asked for."""
+        return self.requires_grad or self.forward
+
 
 def pair(mu: Measure, nu: Measure) -> Pair:
     """Atoms and weights of two measures that live in the same space and whose batches broadcast."""
@@ -42,7 +53,7 @@ def pair(mu: Measure, nu: Measure) -> Pair:
             f"mu lives on {space} in dimension {x.shape[-1]}",
             "compare measures on one space",
         )
-    checks.alike(y, "nu", x, "mu")
+    checks.alike(checks.finite(y, "nu.x"), "nu", checks.finite(x, "mu.x"), "mu")
     batch = common_batch(mu, nu)
     x, w, y, v = (merge(a.double(), batch, keep) for a, keep in ((x, 2), (w, 1), (y, 2), (v, 1)))
     w, v = (m / m.sum(-1, keepdim=True) for m in (w, v))  # single precision sums to one only roughly

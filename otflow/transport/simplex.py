@@ -43,8 +43,10 @@ MARGIN = 4.0  # between the cost at which the next one cuts off and the largest 
 PIVOTS = 10_000  # of the simplex, per atom
 WIDTH = 20  # pairs per atom to begin with when potentials are nearly known, and to add in each round
 ROUNDS = 100  # of adding pairs
-FEW = 3  # violated pairs per atom, beyond which a nearby problem was not near
-SMALL = 2**14  # pairs up to which nearby problems are not worth the trouble
+MOST = 40  # pairs per atom, beyond which the loosest ones are dropped
+FEW = 8  # violated pairs per atom, beyond which a nearby problem was not near
+SMALL = 2**17  # pairs up to which nearby problems are not worth the trouble
+MASS = 2**12  # of all atoms together where the simplex knows few pairs, since it drops masses below 1e-15
 COARSE = 2**20  # pairs of the smallest sample
 SPARSER = 4  # atoms of a problem per atom of the sample that comes before it
 EPS, MAX = np.finfo(np.float64).eps, np.finfo(np.float64).max
@@ -205,6 +207,9 @@ def _among(problem: Problem, c: Any, pairs: Array, few: float = math.inf) -> tup
         new = lazy.missing(worst, pairs)
         if edges.code or proved or not len(new) or len(new) > few * max(n, m):
             break
+        if len(pairs) > MOST * (n + m):
+            used = edges.rows * m + edges.cols
+            pairs = lazy.tightest(c, edges.f, g, pairs, used, len(pairs) // 2)
         pairs = np.sort(np.concatenate([pairs, new]))
     return edges, pairs
 
@@ -341,10 +346,11 @@ def _dense(problem: Problem, c: Array) -> Edges:
 def _sparse(problem: Problem, c: Any, pairs: Array) -> tuple[Edges, Array]:
     from scipy.sparse import coo_array
 
+    heavy = problem._replace(a=MASS * problem.a, b=MASS * problem.b)
     rows, cols = np.divmod(pairs, c.shape[1])
-    plan, f, g, status = _emd(problem, coo_array((c[rows, cols], (rows, cols)), shape=c.shape))
+    plan, f, g, status = _emd(heavy, coo_array((c[rows, cols], (rows, cols)), shape=c.shape))
     plan = plan.tocoo()
-    return Edges(plan.row.astype(np.int64), plan.col.astype(np.int64), plan.data, f, status), g
+    return Edges(plan.row.astype(np.int64), plan.col.astype(np.int64), plan.data / MASS, f, status), g
 
 
 def _emd(problem: Problem, c: Any) -> tuple[Any, Array, Array, int]:

@@ -79,6 +79,11 @@ def _where(w: Tensor, x: Tensor) -> Tensor:
     return torch.where(w > 0, x, torch.zeros_like(x))
 
 
+def _massive(potential: Tensor, logw: Tensor) -> Tensor:
+    """The potential, -infinity at atoms without mass: what it is there must not overflow in a kernel."""
+    return torch.where(torch.isfinite(logw), potential, -torch.inf)
+
+
 def _times(K: Tensor, x: Tensor) -> Tensor:
     return (K @ x[..., None])[..., 0]
 
@@ -199,7 +204,8 @@ class Streamed(_Alternating):
         if not self.kernel.fits:
             return self
         G = self.G - self.logs  # a sweep, so that no column underflows as a whole
-        K = self.kernel.scores.dense().add_(self.F[..., :, None]).add_(G[..., None, :]).exp_()
+        F_, G_ = _massive(self.F, self.kernel.loga), _massive(G, self.kernel.logb)
+        K = self.kernel.scores.dense().add_(F_[..., :, None]).add_(G_[..., None, :]).exp_()
         return Absorbed(self.kernel, G, K, self.F, torch.zeros_like(G))
 
     def forth(self, x: Tensor) -> Tensor:
@@ -278,7 +284,8 @@ class SymmetricStreamed(_Symmetric):
         if not self.kernel.fits:
             return self
         G = self.G - self.logs / 2
-        K = self.kernel.scores.dense().add_(G[..., :, None]).add_(G[..., None, :]).exp_()
+        G_ = _massive(G, self.kernel.logb)
+        K = self.kernel.scores.dense().add_(G_[..., :, None]).add_(G_[..., None, :]).exp_()
         return SymmetricAbsorbed(self.kernel, G, K, torch.zeros_like(G))
 
     def forth(self, x: Tensor) -> Tensor:

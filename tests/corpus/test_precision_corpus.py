@@ -16,7 +16,7 @@ from torch import Tensor
 import otflow as of
 from otflow import kernels
 from otflow.transport import entropic, states
-from tests.corpus.refusals import refuses
+from tests.corpus.refusals import defect, refuses
 from tests.corpus.transports import (
     CLOUDS,
     ENGINES,
@@ -122,7 +122,7 @@ def test_20_settings_for_products_change_no_digit(name: str) -> None:
     assert len(set(values)) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="the rounded root is not orthogonal to its own rotations to 1e-8")
+@defect("the rounded root is not orthogonal to its own rotations to 1e-8")
 def test_20_the_gradient_of_a_barycentre_exists_in_single_precision() -> None:
     roots = torch.from_numpy(normal(4, 3, 3).astype(np.float32)).requires_grad_()
     spread = of.bures_barycentre(of.Gaussian(torch.zeros(4, 3), roots)).measure.root.square().sum()
@@ -232,10 +232,9 @@ def test_28_all_engines_know_what_to_do_with_a_cloud_that_is_a_point(engine: str
     assert float((plan.matrix() - 1 / 15).abs().max()) < 1e-15
 
 
-beyond = pytest.mark.xfail(
-    strict=True, reason="costs that single precision cannot hold come out as 0, inf or NaN"
-)
-LOSES = {"entropic distance", "regularised cost", "divergence", "entropic value", "gaussian divergence"}
+beyond = defect("costs that single precision cannot hold come out as 0, inf or NaN")
+LOSES = {"entropic distance", "regularised cost", "divergence", "entropic cost", "gaussian divergence"}
+GUARDED = {"regularised cost", "divergence"}  # against infinity, not against 0
 
 
 def scales() -> list[Any]:
@@ -250,7 +249,7 @@ def scales() -> list[Any]:
 
 
 def lost(name: str, dtype: Any, s: float) -> bool:
-    return name in LOSES and dtype == np.float32 and s in (1e-25, 1e20)
+    return name in LOSES and dtype == np.float32 and (s == 1e-25 or (s == 1e20 and name not in GUARDED))
 
 
 @pytest.mark.parametrize(("kind", "name", "dtype", "s"), scales())

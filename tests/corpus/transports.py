@@ -51,7 +51,9 @@ GAUSSIANS: dict[str, Distance] = {
     "bures-wasserstein": Distance(lambda mu, nu, s: of.bures_wasserstein(mu, nu), 1),
     "map": Distance(lambda mu, nu, s: of.bures_map(mu, nu).matrix, 0),
     "geodesic": Distance(lambda mu, nu, s: of.bures_geodesic(mu, nu, 0.5).root, 1),
-    "entropic value": Distance(lambda mu, nu, s: of.entropic_bures_wasserstein(mu, nu, s * s).value, 2),
+    "entropic cost": Distance(
+        lambda mu, nu, s: of.entropic_bures_wasserstein(mu, nu, s * s).regularised_cost, 2
+    ),
     "gaussian divergence": Distance(lambda mu, nu, s: of.gaussian_sinkhorn_divergence(mu, nu, s * s), 2),
     "barycentre": Distance(
         lambda mu, nu, s: of.bures_barycentre(both(mu, nu)).measure.root.double().norm(), 1

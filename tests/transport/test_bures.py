@@ -19,7 +19,7 @@ import otflow as of
 from otflow.errors import ConvergenceError, DerivativeError, InputError
 from otflow.tangent import Tangent
 from otflow.transport.barycentre import bures_barycentre
-from otflow.transport.bures import (
+from otflow.transport.gaussians import (
     AffineMap,
     bures,
     bures_exp,

@@ -492,7 +492,7 @@ def test_over_all_temperatures_the_error_is_what_numpy_measures(k: int, how: str
     C = squares(mu.x.numpy(), nu.x.numpy())
     again = np.outer(mu.w, nu.w) * np.exp((plan.f.numpy()[:, None] + plan.g.numpy() - C) / eps)
     assert marginal_errors(again, mu.w.numpy(), nu.w.numpy())[1] <= plan.error.item() + 4 * floor
-    assert plan.status == "ok" or k < -6
+    assert plan.status == "ok" or k < (-6 if how == "dense" else -5)  # where rounding begins
 
 
 @pytest.mark.parametrize("how", ["dense", "products"])
@@ -1021,9 +1021,9 @@ def test_a_matrix_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_costs_beyond_floating_point_are_reported() -> None:
     """Scores of 1e320 and more have no potentials."""
-    with pytest.raises((of.ConvergenceError, of.InputError)):
+    with pytest.raises(of.OtflowError):
         sinkhorn(cloud(1, 5), cloud(2, 6), 1e-320)
-    with pytest.raises((of.ConvergenceError, of.InputError)):
+    with pytest.raises(of.OtflowError):
         sinkhorn(of.Particles(1e200 * cloud(1, 5).x), cloud(2, 6), 1.0)
 
 

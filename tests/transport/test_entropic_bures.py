@@ -19,8 +19,8 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import otflow as of
 from otflow.errors import DerivativeError, InputError
-from otflow.transport.bures import bures_map, bures_wasserstein
 from otflow.transport.entropic_bures import entropic_bures_wasserstein, gaussian_sinkhorn_divergence
+from otflow.transport.gaussians import bures_map, bures_wasserstein
 from tests.samples import normal
 
 Array = np.ndarray

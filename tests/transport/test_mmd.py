@@ -16,7 +16,7 @@ from torch import Tensor
 
 import otflow as of
 from otflow import kernels
-from otflow.transport.mmd import EnergyKernel, GaussianKernel, Kernel, LaplaceKernel, mmd
+from otflow.transport.discrepancy import EnergyKernel, GaussianKernel, Kernel, LaplaceKernel, mmd
 from tests.samples import hill, normal
 
 SEEDS = st.integers(0, 10**6)
