@@ -9,9 +9,10 @@ The speed of a curve of measures is its metric derivative,
    |\dot\mu|(t) = \lim_{h \to 0} \frac{W_2(\mu_{t+h}, \mu_t)}{h},
 
 and for tokens that follow a velocity field :math:`v` which is a gradient it equals
-:math:`\bigl(\int |v|^2 \, d\mu_t\bigr)^{1/2}`. This gives a test that no solver of transport problems can argue
-with: late in a flow, when tokens sit in tight clusters and hardly move, the costs inside a cluster are tiny and
-those between clusters are not, and a solver that works with one absolute tolerance no longer sees the small ones.
+:math:`\bigl(\int |v|^2 \, d\mu_t\bigr)^{1/2}`. This gives a test that no solver of transport problems can
+argue with: late in a flow, when tokens sit in tight clusters and hardly move, the costs inside a cluster are
+tiny and those between clusters are not, and a solver that works with one absolute tolerance no longer sees
+the small ones.
 """
 
 import matplotlib.pyplot as plt
@@ -26,8 +27,8 @@ import otflow as of
 # :math:`e^{-|Qx - Qy|^2}`, minus :math:`x`. They gather in three clusters, too far apart to see each other.
 
 rng = np.random.default_rng(4)
-I = torch.eye(2, dtype=torch.float64)
-attraction = of.L2Attention(1.5 * I, 1.5 * I, I) + of.Perceptron(W=-I, U=I, activation=None)
+eye = torch.eye(2, dtype=torch.float64)
+attraction = of.L2Attention(1.5 * eye, 1.5 * eye, eye) + of.Perceptron(W=-eye, U=eye, activation=None)
 corners = np.array([[-2.0, -1.2], [2.0, -1.2], [0.0, 2.3]])
 start = of.Particles(np.repeat(corners, 15, axis=0) + rng.uniform(-0.9, 0.9, (45, 2)))
 traj = of.flow(start, attraction, of.Dopri5(rtol=1e-12, atol=1e-14), t1=24.0, save_at=np.linspace(0, 24, 97))

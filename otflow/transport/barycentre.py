@@ -97,6 +97,8 @@ def bures_barycentre(
 
 def _weights(weights: Any, mus: Gaussian) -> Tensor:
     checks.instance(mus, Gaussian, "mus")
+    for part, numbers in zip(mus.names, mus.coords, strict=True):
+        checks.finite(numbers, f"mus.{part}")
     if not mus.batch:
         checks.fail("mus.batch", (), "one Gaussian has no barycentre", "pass Gaussians of batch (*batch, k)")
     if weights is None:

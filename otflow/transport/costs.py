@@ -109,7 +109,7 @@ def _power(eps: float, q: float) -> float:
 
 def _centred(x: Tensor, y: Tensor, unit: float) -> tuple[Tensor, Tensor, Tensor]:
     """Both clouds about their own centres, and the shift between these, in units of ``unit``."""
-    m, k = x.detach().mean(-2, keepdim=True), y.detach().mean(-2, keepdim=True)
+    m, k = (z.detach().median(-2, keepdim=True).values for z in (x, y))  # outliers do not move it
     return (x - m) / unit, (y - k) / unit, (m - k) / unit
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -57,12 +57,20 @@ def scale(
     if bool((b == 0).any()):  # columns without mass get the potential that the others imply
         G = torch.where(b > 0, G, kernel.columns(kernel.rows(G)))
     F, error = kernel.error(G)
-    # Potentials so large that their last digit exceeds the tolerance cannot show whether it is kept.
-    digit = 2.0**-53 * (F.abs().amax(-1) + G.abs().amax(-1))
-    error = torch.where(digit > tol, torch.maximum(error, digit), error)
+    if kernel.symmetric and not bool((error <= tol).all()):
+        # F = G is a bad restriction on the way for kernels that are not positive.
+        return scale(replace(kernel, symmetric=False), engine, tol=tol, max_iter=max_iter, start=start)
+    # Potentials without a digit behind the point cannot show what the marginals are.
+    digit = 2.0**-53 * (_largest(F, kernel.loga) + _largest(G, kernel.logb))
+    error = torch.where(digit > max(tol, 1e-4), torch.maximum(error, digit), error)
     reason = "max_iter" if found.sweeps >= max_iter else "stalled"
     codes = torch.where(found.stalled, status.code("stalled"), status.code(reason))
     return Scaling(F, G, error, found.sweeps, torch.where(error <= tol, status.code("ok"), codes))
+
+
+def _largest(potential: Tensor, logw: Tensor) -> Tensor:
+    """max |potential| over the atoms with mass."""
+    return torch.where(torch.isfinite(logw), potential.abs(), 0.0).amax(-1)
 
 
 class _Matrix(Engine):

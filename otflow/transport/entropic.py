@@ -244,7 +244,7 @@ def sinkhorn(
 
 def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
     out = value.to(dtype)
-    if not bool(torch.isfinite(out).all()):
+    if bool((torch.isfinite(value) & ~torch.isfinite(out)).any()):
         raise NotFiniteError(f"entropic transport: the cost leaves the range of {dtype}", value)
     return out
 

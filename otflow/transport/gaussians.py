@@ -164,6 +164,8 @@ def matched(mu: Gaussian, nu: Gaussian) -> tuple[Gaussian, Gaussian]:
     """Both Gaussians with a common batch, or an error."""
     for g, name in ((mu, "mu"), (nu, "nu")):
         checks.instance(g, Gaussian, name)
+        for part, numbers in zip(g.names, g.coords, strict=True):
+            checks.finite(numbers, f"{name}.{part}")
     checks.alike(nu.mean, "nu", mu.mean, "mu")
     if mu.d != nu.d:
         checks.fail("nu.d", nu.d, f"mu lives in dimension {mu.d}", "compare measures on the same space")

@@ -28,9 +28,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def distances(space: Space, x: Tensor, y: Tensor) -> Tensor:
-    """All distances (*batch, n, m), with no more than a tile of differences (*batch, n, m, d) at a time."""
+    """All distances (*batch, n, m), with few of the differences (*batch, n, m, d) at a time."""
     out = torch.empty(*x.shape[:-1], y.shape[-2], dtype=x.dtype, device=x.device)
-    for rows in row_tiles(x.shape[-2], y.numel()):
+    for rows in row_tiles(x.shape[-2], y.numel() // 8):
         out[..., rows, :] = space.pairwise(x[..., rows, :], y)
     return out
 

@@ -193,7 +193,17 @@ def streamed(f: Callable[..., Tensor], tiles: Iterable[slice], *args: Tensor) ->
     if len(tiles) > 1 and torch.is_grad_enabled() and any(a.requires_grad for a in args):
         out: Tensor = _Streamed.apply(f, tiles, *args)  # type: ignore[no-untyped-call]
         return out
-    return torch.cat([f(rows, *args) for rows in tiles], 1)
+    return f(tiles[0], *args) if len(tiles) == 1 else side_by_side(lambda rows: f(rows, *args), tiles)
+
+
+def side_by_side(f: Callable[[slice], Tensor], tiles: list[slice]) -> Tensor:
+    """f(rows) for each tile, in memory that is taken once: small results between tiles would fragment it."""
+    first = f(tiles[0])
+    out = first.new_empty(first.shape[0], tiles[-1].stop, *first.shape[2:])
+    out[:, tiles[0]] = first
+    for rows in tiles[1:]:
+        out[:, rows] = f(rows)
+    return out
 
 
 class _Streamed(torch.autograd.Function):
@@ -204,7 +214,7 @@ class _Streamed(torch.autograd.Function):
     def forward(ctx: Any, f: Callable[..., Tensor], tiles: list[slice], *args: Tensor) -> Tensor:
         ctx.f, ctx.tiles = f, tiles
         ctx.save_for_backward(*args)
-        return torch.cat([f(rows, *args) for rows in tiles], 1)
+        return side_by_side(lambda rows: f(rows, *args), tiles)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

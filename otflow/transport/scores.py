@@ -12,7 +12,7 @@ from torch import Tensor
 from otflow import kernels
 from otflow.spaces import Space
 from otflow.transport.costs import Cost, Features
-from otflow.transport.pairs import streamed
+from otflow.transport.pairs import side_by_side, streamed
 
 
 class Scores(ABC):
@@ -183,11 +183,11 @@ class Pairwise(Scores):
         return both[..., :-1], both[..., -1]
 
     def expected(self, bias: Tensor) -> Tensor:
-        parts = []
-        for rows in self.tiles():
+        def part(rows: slice) -> Tensor:
             s = self.tile(rows)
-            parts.append((torch.softmax(s + bias[:, None, :], -1) * s).sum(-1))
-        return torch.cat(parts, 1)
+            return (torch.softmax(s + bias[:, None, :], -1) * s).sum(-1)
+
+        return side_by_side(part, list(self.tiles()))
 
     def features(self) -> Features | None:
         f = self.cost.features(self.x, self.y, self.space, self.eps)

@@ -42,8 +42,8 @@ LEVELS = 8  # scales to try
 MARGIN = 4.0  # between the cost at which the next one cuts off and the largest cost in use
 PIVOTS = 10_000  # of the simplex, per atom
 WIDTH = 20  # pairs per atom to begin with when potentials are nearly known, and to add in each round
-ROUNDS = 100  # of adding pairs
-MOST = 40  # pairs per atom, beyond which the loosest ones are dropped
+ROUNDS = 200  # of adding pairs
+MOST = 60  # pairs per atom, beyond which the loosest ones are dropped
 FEW = 8  # violated pairs per atom, beyond which a nearby problem was not near
 SMALL = 2**17  # pairs up to which nearby problems are not worth the trouble
 MASS = 2**12  # of all atoms together where the simplex knows few pairs, since it drops masses below 1e-15
@@ -64,15 +64,15 @@ class Problem(NamedTuple):
     def dense(self) -> bool:
         return isinstance(self.D, np.ndarray)
 
-    def costs(self, unit: float) -> Any:
-        """(D / unit)^p, an array if D is one."""
-        cost = partial(_power, unit, self.p)
+    def costs(self, unit: float, cut: float = math.inf) -> Any:
+        """(D / unit)^p, an array if D is one; min((D / unit)^p, cut) / cut if it is to be cut off."""
+        cost = partial(_cost, unit, self.p, cut)
         return cost(self.D) if self.dense else lazy.Costs(self.D, cost)
 
-    def low_costs(self, unit: float, cut: float) -> Any:
-        """min((D / unit)^p, cut) / cut, an array if D is one."""
-        cost = partial(_low, unit, self.p, cut)
-        return cost(self.D) if self.dense else lazy.Costs(self.D, cost)
+    def at(self, i: Array, j: Array) -> Problem:
+        """The atoms i and j alone."""
+        D = self.D[np.ix_(i, j)] if self.dense else self.D.at(i, j)
+        return Problem(D, self.a[i], self.b[j], self.p)
 
 
 class Edges(NamedTuple):
@@ -121,12 +121,11 @@ class Guess(NamedTuple):
 
 def couple(D: Any, a: Array, b: Array, start: Guess | None, p: float) -> Answer:
     """The optimal plan for distances D (n, m) and weights a (n,), b (m,) of sum one, some maybe 0."""
-    i, j = np.flatnonzero(a), np.flatnonzero(b)
+    problem, i, j = Problem(D, a, b, p), np.flatnonzero(a), np.flatnonzero(b)
     if len(i) == len(a) and len(j) == len(b):
-        return _solve(Problem(D, a, b, p), start)
-    whole, part = Problem(D, a, b, p), D[np.ix_(i, j)] if isinstance(D, np.ndarray) else D.at(i, j)
-    answer = _solve(Problem(part, a[i], b[j], p), None)
-    f, g = _extend(whole.costs(answer.unit), answer, i, j)
+        return _solve(problem, start)
+    answer = _solve(problem.at(i, j), None)
+    f, g = _extend(problem.costs(answer.unit), answer, i, j)
     return answer._replace(rows=i[answer.rows], cols=j[answer.cols], f=f, g=g)
 
 
@@ -157,9 +156,9 @@ def _from_sample(problem: Problem) -> tuple[float, Array]:
     few = D.at(i, j)
     answer = _solve(Problem(few[:] if len(i) * len(j) <= COARSE else few, v, w, p), None)
     c = problem.costs(answer.unit)
-    g = _columns(c, _rows(problem._replace(D=D.at(slice(None), j)).costs(answer.unit), answer.g))
+    g = _columns(c, _rows(problem.at(np.arange(len(a)), j).costs(answer.unit), answer.g))
     pairs = lazy.nearest(c, _rows(c, g), g, WIDTH)
-    return MARGIN ** (1 / p) * answer.reach, np.union1d(pairs, lazy.staircase(a, b))
+    return min(MARGIN ** (1 / p) * answer.reach, MAX), np.union1d(pairs, lazy.staircase(a, b))
 
 
 def _levels(problem: Problem, level: float, pairs: Array | None) -> Answer:
@@ -183,7 +182,7 @@ def _at_level(problem: Problem, level: float, pairs: Array | None) -> tuple[Answ
     """The answer for the distances min(D, level), with what it proves for D; among pairs, if given."""
     unit = unit_of(level)
     cut = (level / unit) ** problem.p or 1.0
-    low = problem.low_costs(unit, cut)
+    low = problem.costs(unit, cut)
     edges, pairs = (_dense(problem, low), None) if pairs is None else _among(problem, low, pairs)
     del low  # an array is large
     c, edges = problem.costs(unit), edges._replace(f=cut * edges.f)
@@ -201,17 +200,17 @@ def _among(problem: Problem, c: Any, pairs: Array, few: float = math.inf) -> tup
     for _ in range(ROUNDS):
         edges, g = _sparse(problem, c, pairs)
         value = float(edges.mass @ c[edges.rows, edges.cols])
-        tol = max(TOL / 4 * value, (n + m) * EPS)
-        worst, best = lazy.violated(c, edges.f, g, WIDTH, tol)
+        noise = max(TOL / 4 * value, (n + m) * EPS)
+        worst, best = lazy.violated(c, edges.f, g, WIDTH, noise)
         proved = value - float(problem.a @ edges.f + problem.b @ best) <= TOL * value
         new = lazy.missing(worst, pairs)
         if edges.code or proved or not len(new) or len(new) > few * max(n, m):
-            break
+            return edges, pairs
         if len(pairs) > MOST * (n + m):
             used = edges.rows * m + edges.cols
             pairs = lazy.tightest(c, edges.f, g, pairs, used, len(pairs) // 2)
         pairs = np.sort(np.concatenate([pairs, new]))
-    return edges, pairs
+    return edges._replace(code=code("max_iter")), pairs
 
 
 def _nearby(problem: Problem, start: Guess) -> Answer | None:
@@ -295,17 +294,11 @@ def negligible(mass: Any, a: Any, b: Any, atoms: int) -> Any:
     return (mass <= atoms * EPS) & (mass <= 1e-6 * a) & (mass <= 1e-6 * b)
 
 
-def _power(unit: float, p: float, D: Array) -> Array:
-    """(D / unit)^p."""
+def _cost(unit: float, p: float, cut: float, D: Array) -> Array:
     with np.errstate(over="ignore", under="ignore"):
         c = D / unit
-        return c if p == 1 else np.square(c, out=c) if p == 2 else np.power(c, p, out=c)
-
-
-def _low(unit: float, p: float, cut: float, D: Array) -> Array:
-    """min((D / unit)^p, cut) / cut."""
-    c = _power(unit, p, D)
-    return np.divide(np.minimum(c, cut, out=c), cut, out=c)
+        c = c if p == 1 else np.square(c, out=c) if p == 2 else np.power(c, p, out=c)
+    return c if math.isinf(cut) else np.divide(np.minimum(c, cut, out=c), cut, out=c)
 
 
 def _columns(c: Any, f: Array) -> Array:

@@ -149,9 +149,6 @@ def test_03_a_price_of_1e32_on_labels_forbids_moving_them(beta: float) -> None:
 # --- 4-9: input ----------------------------------------------------------------------------------------
 
 BROKEN = {"nan": math.nan, "inf": math.inf}
-# How these meet a measure that has turned NaN today: NaN again, or an error that is not about the input.
-UNGUARDED = {"sliced", "energy distance", "gaussian mmd", "laplace mmd", *ENTROPIC}
-unguarded = defect("measures changed by `at` are not checked again")
 
 
 @pytest.mark.parametrize("value", BROKEN)
@@ -177,9 +174,7 @@ def test_04_a_cost_that_is_not_finite_is_refused_by_index(value: str, engine: st
         refuses(lambda call=call: call(mu, nu, 1.0, cost=cost, engine=ENGINES[engine]), "cost(x, y)[", value)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[unguarded] if name in UNGUARDED else []) for name in CLOUDS]
-)
+@pytest.mark.parametrize("name", CLOUDS)
 def test_04_a_cloud_that_has_turned_nan_is_refused(name: str) -> None:
     mu = labelled(normal(6, 2))
     nan = mu.at([torch.where(torch.arange(6)[:, None] == 3, torch.nan, mu.x)])
@@ -187,9 +182,7 @@ def test_04_a_cloud_that_has_turned_nan_is_refused(name: str) -> None:
         refuses(lambda pair=pair: CLOUDS[name].of(*pair, 1.0), "nan", "finite")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[unguarded] if name != "bures" else []) for name in GAUSSIANS]
-)
+@pytest.mark.parametrize("name", GAUSSIANS)
 def test_04_a_gaussian_that_has_turned_nan_is_refused(name: str) -> None:
     mu = of.Gaussian(np.zeros(3), np.eye(3))
     nan = mu.at([mu.mean, mu.root * torch.tensor([1.0, torch.nan, 1.0], dtype=torch.float64)])
@@ -395,7 +388,7 @@ def test_08_divergences_that_fail_along_a_flow_do_not_leave_other_numbers_behind
     mu = of.Particles(normal(12, 2))
     nu, run = of.Particles(mu.x + 1), of.flow(mu, Shrink(), of.Euler(), t1=0.2, dt=0.1)
     with pytest.raises(of.ConvergenceError) as caught:
-        of.observables.distances(run, nu, lambda mu, nu: of.sinkhorn_divergence(mu, nu, 0.01, max_iter=20))
+        of.observables.distances(run, nu, lambda mu, nu: of.sinkhorn_divergence(mu, nu, 0.01, max_iter=4))
     truth = of.observables.distances(run, nu, lambda mu, nu: of.sinkhorn_divergence(mu, nu, 0.01))
     left = caught.value.result
     assert bool((left.isnan() | ((left - truth).abs() < 0.1 * truth)).all())

@@ -425,14 +425,17 @@ def test_poor_potentials_are_repaired_along_the_tree_of_the_plan(monkeypatch: py
     assert plan.gap.item() < 1e-13
 
 
+@pytest.mark.parametrize(
+    ("has_sparse", "need"), [(True, r"1\.5 GiB.*sliced"), (False, r"149\.0 GiB.*newer POT")]
+)
 def test_problems_that_do_not_fit_into_memory_are_refused_before_they_start(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, has_sparse: bool, need: str
 ) -> None:
-    monkeypatch.setattr(exact, "_memory", lambda: 16 * 2**30)
+    monkeypatch.setattr(exact, "_memory", lambda: 2**30)
+    monkeypatch.setattr(simplex, "has_sparse", lambda: has_sparse)
     mu = of.Particles(np.zeros((50_000, 2), np.float32))
-    with pytest.raises(of.InputError, match=r"149\.0 GiB.*sliced_wasserstein"):
+    with pytest.raises(of.InputError, match=need):
         solve(mu, mu)
-    assert exact._memory() > 2**20
 
 
 def test_this_machine_has_some_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -493,11 +496,11 @@ def moving(
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("step", [1e-3, 1.0])
+@pytest.mark.parametrize(("step", "fresh"), [(1e-3, 0), (0.1, 0), (100.0, 1)])
 def test_a_warm_start_changes_the_time_and_not_the_answer(
-    monkeypatch: pytest.MonkeyPatch, step: float, weighted: bool
+    monkeypatch: pytest.MonkeyPatch, step: float, fresh: int, weighted: bool
 ) -> None:
-    before, after, nu = moving(150, 5, step, weighted=weighted)
+    before, after, nu = moving(400, 2, step, weighted=weighted)
     start, cold = solve(before, nu), solve(after, nu)
     dense = []
     honest = simplex._dense
@@ -505,26 +508,26 @@ def test_a_warm_start_changes_the_time_and_not_the_answer(
     warm = solve(after, nu, start=start)
     check(warm, after, nu)
     assert warm.value.item() == pytest.approx(cold.value.item(), rel=1e-9)
-    assert len(dense) == (0 if step < 1 else 1)
+    assert len(dense) == fresh
     assert wasserstein(after, nu, start=start).item() == pytest.approx(cold.distance.item(), rel=1e-9)
 
 
 def test_a_plan_that_is_still_optimal_is_returned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    mu, _, nu = moving(150, 2, 0.0)
+    mu, _, nu = moving(400, 2, 0.0)
     start = solve(mu, nu)
     monkeypatch.setattr(simplex, "_emd", None)
     assert solve(mu, nu, start=start).value.item() == start.value.item()
 
 
 def test_without_sparse_costs_in_pot_a_warm_start_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, after, nu = moving(150, 5, 1e-3)
+    before, after, nu = moving(400, 5, 1e-3)
     monkeypatch.setattr(simplex, "has_sparse", lambda: False)
     warm = solve(after, nu, start=solve(before, nu))
     assert warm.value.item() == solve(after, nu).value.item()
 
 
 def test_a_start_of_another_scale_or_shape_does_no_harm() -> None:
-    before, after, nu = moving(150, 5, 1e-3)
+    before, after, nu = moving(400, 5, 1e-3)
     tiny, huge = (solve(of.Particles(s * before.x), of.Particles(s * nu.x)) for s in (1e-150, 1e150))
     expected = solve(after, nu).value.item()
     for start in (tiny, huge):
