@@ -43,10 +43,10 @@ def solve(
 
     On the line this takes O(n log n) time and O(n) memory. Elsewhere a network simplex takes about 0.1 s
     for 1000 atoms, 0.5 s for 2000 and then four to five times as much for twice as many, and 64 n m bytes up
-    to n m = 2^25. Beyond, it looks only at pairs of atoms that matter and takes O(n) memory: for 10000 atoms
-    of the unit cube 15 s and 0.1 GB, for 20000 60 s and 0.2 GB, for 50000 some ten minutes and 0.5 GB. Points
-    in clumps, or of the plane with p = 1, may take four times as long. What would take more memory than the
-    machine has is refused before it starts.
+    to n m = 2^25. Beyond, it looks only at the pairs of atoms that matter, in O(n) memory: 10000 atoms in the
+    unit cube take 15 s and 0.2 GB, 20000 take 45 s and 0.2 GB, and 50000 should take five minutes. Clumps of
+    atoms, or p = 1 in the plane, take up to three times as long. What would take more memory than the machine
+    has is refused before it starts.
 
     Args:
         mu, nu: `Particles` on the same space, or densities on a `Grid`, which count as atoms in the centres

@@ -7,8 +7,8 @@ are nearly right. All of this looks at a tile of costs at a time and remembers O
 
 Pairs (i, j) are kept as numbers i m + j, in increasing order.
 
-Reference: Peyre and Cuturi 2019, "Computational optimal transport", Section 3.1 (the dual problem); Schmitzer
-2016, "A sparse multiscale algorithm for dense optimal transport", Section 3 (why few pairs are enough).
+Reference: Schmitzer 2016, "A sparse multiscale algorithm for dense optimal transport", which chooses the few
+pairs by their geometry; ours are chosen by the costs alone, and so do for every space.
 """
 
 from __future__ import annotations
@@ -105,15 +105,22 @@ def _smallest(c: Any, g: Array, k: int) -> Array:
 
 
 def violated(c: Any, f: Array, g: Array, k: int, tol: float) -> tuple[Array, Array]:
-    """Pairs with c_ij - f_i - g_j < -tol, the k worst of each row; and min_i c_ij - f_i, (m,)."""
-    found, best = [np.empty(0, np.int64)], np.full(len(g), np.inf)
+    """Pairs with c_ij - f_i - g_j < -tol, up to k of the worst of each row; and min_i c_ij - f_i, (m,).
+
+    "Worst" is blurred by a factor of up to two. Otherwise rows of nearly the same costs would all ask for the
+    same k columns, whose mass is soon spent: measured for 10000 atoms in 81 spots, 168 rounds instead of 8.
+    """
+    m, rng = len(g), np.random.default_rng(0)
+    blur = np.lib.stride_tricks.sliding_window_view(np.tile(1 + rng.random(m), 2), m)
+    found, best = [np.empty(0, np.int64)], np.full(m, np.inf)
     for rows in tiles(c):
         slack = c[rows] - f[rows, None]
         np.minimum(best, slack.min(0), out=best)
-        slack -= g
-        i = np.flatnonzero(slack.min(1) < -tol)
-        values, j = torch.topk(torch.from_numpy(slack[i]), min(k, len(g)), largest=False, sorted=False)
-        found.append(((rows.start + i[:, None]) * len(g) + j.numpy())[values.numpy() < -tol])
+        slack -= g - tol
+        i = np.flatnonzero(slack.min(1) < 0)
+        score = torch.from_numpy(slack[i] * blur[rng.integers(m, size=len(i))])
+        values, j = torch.topk(score, min(k, m), largest=False, sorted=False)
+        found.append(((rows.start + i[:, None]) * m + j.numpy())[values.numpy() < 0])
     return np.concatenate(found), best
 
 
