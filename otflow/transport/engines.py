@@ -60,17 +60,9 @@ def scale(
     if kernel.symmetric and not bool((error <= tol).all()):
         # F = G is a bad restriction on the way for kernels that are not positive.
         return scale(replace(kernel, symmetric=False), engine, tol=tol, max_iter=max_iter, start=start)
-    # Potentials without a digit behind the point cannot show what the marginals are.
-    digit = 2.0**-53 * (_largest(F, kernel.loga) + _largest(G, kernel.logb))
-    error = torch.where(digit > max(tol, 1e-4), torch.maximum(error, digit), error)
     reason = "max_iter" if found.sweeps >= max_iter else "stalled"
     codes = torch.where(found.stalled, status.code("stalled"), status.code(reason))
     return Scaling(F, G, error, found.sweeps, torch.where(error <= tol, status.code("ok"), codes))
-
-
-def _largest(potential: Tensor, logw: Tensor) -> Tensor:
-    """max |potential| over the atoms with mass."""
-    return torch.where(torch.isfinite(logw), potential.abs(), 0.0).amax(-1)
 
 
 class _Matrix(Engine):

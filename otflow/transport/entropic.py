@@ -263,13 +263,27 @@ def _solve(
     tol, max_iter = checks.positive(tol, "tol"), checks.count(max_iter, "max_iter")
     with torch.no_grad():
         G = _start(problem, start)
-        s = scale(problem.kernel(), engine, tol=tol, max_iter=max_iter, start=G)
+        kernel = problem.kernel()
+        s = _legible(kernel, scale(kernel, engine, tol=tol, max_iter=max_iter, start=G), tol)
         f, g = problem.potentials(s)
     value, batch = problem.value(s), problem.pair.batch
     codes = status.names(s.codes.reshape(batch))
     return EntropicPlan(
         f, g, problem.eps, value, s.error.reshape(batch), codes, s.sweeps, problem, (s.F, s.G)
     )
+
+
+def _legible(kernel: Kernel, s: Scaling, tol: float) -> Scaling:
+    """Potentials without a digit behind the point cannot show what the marginals are."""
+    digit = 2.0**-53 * (_largest(s.F, kernel.loga) + _largest(s.G, kernel.logb))
+    error = torch.where(digit > max(tol, 1e-4), torch.maximum(s.error, digit), s.error)
+    codes = torch.where((error > tol) & (s.codes == 0), status.code("stalled"), s.codes)
+    return replace(s, error=error, codes=codes)
+
+
+def _largest(potential: Tensor, logw: Tensor) -> Tensor:
+    """max |potential| over the atoms with mass."""
+    return torch.where(torch.isfinite(logw), potential.abs(), 0.0).amax(-1)
 
 
 def _start(problem: Problem, start: EntropicPlan | None) -> Tensor | None:

@@ -87,17 +87,20 @@ def _solve(kernel: Kernel, state: State, members: Tensor, tol: float, max_iter: 
 
 
 def anneal(kernel: Kernel, max_iter: int) -> tuple[Tensor, int]:
-    """A fair guess of G by solving roughly for the kernels exp(theta S), theta -> 1."""
+    """A fair guess of G by solving roughly for the kernels exp(theta S), theta -> 1.
+
+    A stage that needs no work is followed by a longer one: tokens far apart do not feel the temperature.
+    """
     a, b = kernel.loga.exp(), kernel.logb.exp()
-    spread = kernel.scores.spread(a, b)
-    theta = (2 / spread.clamp(min=2.0)).to(spread)
-    G, sweeps = torch.zeros_like(b), 0
+    theta = 2 / kernel.scores.spread(a, b).clamp(min=2.0)
+    G, sweeps, cooling = torch.zeros_like(b), 0, COOLING
     while True:
         G, used, _ = refine(kernel.times(theta).state(G), STAGE, min(500, max_iter - sweeps))
         sweeps += used + 1
         if bool((theta >= 1).all()) or sweeps >= max_iter:
             return G / theta[:, None], sweeps
-        cooler = (COOLING * theta).clamp(max=1.0)
+        cooling = COOLING if used else min(cooling**2, 1e30)
+        cooler = (cooling * theta).clamp(max=1.0)
         G, theta = G * (cooler / theta)[:, None], cooler
 
 
