@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -25,8 +25,11 @@ from otflow import checks, kernels
 from otflow.fields.base import Carry, merged_switches
 from otflow.fields.tokens import TokenField
 from otflow.fields.weights import Weight, apply, fits, weight
+from otflow.linalg import product
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.tangent import Tangent
+
+Response = Callable[[Tensor], Tensor]
 
 
 class Weights(NamedTuple):
@@ -51,9 +54,19 @@ class Attention(TokenField):
     ) -> tuple[Tensor, Carry | None]:
         """The velocity at ``points``, (*batch, m, d_v)."""
 
+    def response(self, m: Weights, mu: Gaussian) -> Response:
+        """f -> the change of E[Vy] when the law is tilted by exp(f.y), where that is linear; f in columns."""
+        self.refuse(mu)
+
     def affine(self, m: Weights, mu: Gaussian) -> Tangent:
         """(b, BR) when the field is x -> b + B(x - mean) on this Gaussian."""
-        return super().closure(torch.zeros(()), mu)
+        mean, response = mu.mean[..., None], self.response(m, mu)
+        b = product(m.V, mean) + response(product(self.pull(m), mean))
+        return Tangent([b[..., 0], response(product(m.K.mT @ m.Q, mu.root))])
+
+    def pull(self, m: Weights) -> Tensor:
+        """The matrix that makes of the mean the tilt which a token there feels: A, for softmax."""
+        return m.K.mT @ m.Q
 
     def velocity_at(
         self, t: Tensor, mu: Particles, points: Tensor, label: Tensor | None, carry: Carry | None
@@ -61,14 +74,23 @@ class Attention(TokenField):
         return self.attend(self.weights(t, mu), mu, points, self._mask(mu, label), carry)
 
     def closure(self, t: Tensor, mu: Gaussian) -> Tangent:
+        self._admit(mu)
+        return self.affine(self.weights(t, mu), mu)
+
+    def matrix(self, t: Tensor, mu: Gaussian) -> Tensor:
+        self._admit(mu)
+        m = self.weights(t, mu)
+        return self.response(m, mu)(m.K.mT @ m.Q)
+
+    def _admit(self, mu: Gaussian) -> None:
         if self.causal:
             checks.fail(
                 "causal",
                 True,
-                "a Gaussian has no labels, and masked attention would turn it into mixtures",
-                "use causal=False, which is the same if the law does not depend on the label",
+                "a Gaussian has no labels; if tokens have the same Gaussian law at all labels the mask changes "
+                "nothing, otherwise each label sees a mixture of Gaussians",
+                "use causal=False in the first case, Particles(x, label=...) in the second",
             )
-        return self.affine(self.weights(t, mu), mu)
 
     def weights(self, t: Tensor, mu: Measure) -> Weights:
         """Q, K, V at time t, checked against the dimension of mu."""
@@ -149,10 +171,10 @@ class SoftmaxAttention(Attention):
         out, _ = kernels.attend(apply(m.Q, points), keys, apply(m.V, mu.x), log_weights(mu), mask)
         return out, None
 
-    def affine(self, m: Weights, mu: Gaussian) -> Tangent:
-        QR, KR = m.Q @ mu.root, m.K @ mu.root
-        tilt = mu.root @ (KR.mT @ (m.Q @ mu.mean[..., None]))
-        return Tangent([(m.V @ (mu.mean[..., None] + tilt))[..., 0], m.V @ mu.root @ (KR.mT @ QR)])
+    def response(self, m: Weights, mu: Gaussian) -> Response:
+        """f -> V S f."""
+        VR = product(m.V, mu.root)
+        return lambda f: product(VR, product(mu.root.mT, f))
 
 
 class L2Attention(Attention):
@@ -176,13 +198,14 @@ class L2Attention(Attention):
         out, _ = kernels.attend(2 * q, k, apply(m.V, mu.x), bias if logw is None else bias + logw, mask)
         return out, None
 
-    def affine(self, m: Weights, mu: Gaussian) -> Tangent:
-        R, QR, KR = mu.root, m.Q @ mu.root, m.K @ mu.root
-        gram = torch.eye(R.shape[-1], dtype=R.dtype, device=R.device) + 2 * KR.mT @ KR
-        shift = KR.mT @ ((m.Q - m.K) @ mu.mean[..., None])  # E[y | x = m] = m + 2 R gram^-1 shift
-        move = 2 * m.V @ R
-        mean = m.V @ mu.mean[..., None] + move @ torch.linalg.solve(gram, shift)
-        return Tangent([mean[..., 0], move @ torch.linalg.solve(gram, KR.mT @ QR)])
+    def response(self, m: Weights, mu: Gaussian) -> Response:
+        """f -> 2 V R (I + 2 (KR)^T KR)^-1 R^T f."""
+        VR, KR = product(m.V, mu.root), product(m.K, mu.root)
+        gram = torch.eye(KR.shape[-1], dtype=KR.dtype, device=KR.device) + 2 * product(KR.mT, KR)
+        return lambda f: 2 * product(VR, torch.linalg.solve(gram, product(mu.root.mT, f)))
+
+    def pull(self, m: Weights) -> Tensor:
+        return m.K.mT @ (m.Q - m.K)  # at the mean, |Qx - Ky|^2 = |(Q - K) mean - K (y - mean)|^2
 
 
 class UnnormalisedAttention(Attention):

@@ -16,7 +16,7 @@ from torch import Tensor
 from otflow import checks
 from otflow.algebra import Linear
 from otflow.errors import ConvergenceError, DerivativeError, NotFiniteError
-from otflow.measures import Measure
+from otflow.measures import Gaussian, Measure
 from otflow.tangent import Tangent, as_tangent
 
 
@@ -90,6 +90,14 @@ class VelocityField(Linear["VelocityField"]):
             "evaluate it on a measure with field(t, mu)",
         )
 
+    def matrix(self, t: Tensor, mu: Gaussian) -> Tensor:
+        """B, when the velocity on the Gaussian mu is the affine x -> b + B(x - mean); (*batch, d, d).
+
+        Fields that know B give it; else it is found from B R, which needs a covariance of full rank.
+        """
+        v, _ = self.evaluate(t, mu)
+        return _quotient(v[1], mu)
+
     def requires_grad(self, t: Tensor, mu: Measure) -> bool:
         """Whether a flow has to keep the graph of this field."""
         return any(p.requires_grad for p in self.parameters(t))
@@ -155,6 +163,9 @@ class SumField(VelocityField):
         values = [f * term.at(t, mu, points, label) for term, f in self.pairs()]
         return torch.stack(values).sum(0)
 
+    def matrix(self, t: Tensor, mu: Gaussian) -> Tensor:
+        return torch.stack([f * term.matrix(t, mu) for term, f in self.pairs()]).sum(0)
+
     def parameters(self, t: Tensor) -> Iterator[Tensor]:
         return (p for term in self.terms for p in term.parameters(t))
 
@@ -187,6 +198,20 @@ def joint_carry(parts: Sequence[Carry | None]) -> Carry | None:
     guilty = [p for p in real if p.failed is not None and bool(p.failed.any())]
     message = next((p.message for p in guilty or real if p.message), "")
     return Carry(residual=max(p.residual for p in real), failed=bad, message=message, parts=tuple(parts))
+
+
+def _quotient(velocity: Tensor, mu: Gaussian) -> Tensor:
+    """B with B R = velocity."""
+    s = torch.linalg.svdvals(mu.root.detach())
+    low = torch.nn.functional.pad(s, (0, max(0, mu.d - s.shape[-1])))[..., mu.d - 1]
+    if not bool((low > 1e-12 * s[..., 0]).all()):
+        checks.fail(
+            "mu",
+            f"{mu!r} with a singular covariance",
+            "how the law moves does not tell how the field acts off the range of its covariance",
+            "use Euler() or Dopri5(), or a field that gives matrix(t, mu)",
+        )
+    return velocity @ torch.linalg.pinv(mu.root)
 
 
 @cache

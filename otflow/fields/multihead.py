@@ -65,6 +65,11 @@ class MultiHead(TokenField):
         )
         return sum(rest, start=first)
 
+    def matrix(self, t: Tensor, mu: Gaussian) -> Tensor:
+        parts = [head.matrix(t, mu) for head in self.heads]
+        first, *rest = (self._mixed(h, B.mT, t, mu).mT for h, B in enumerate(parts))
+        return sum(rest, start=first)
+
     def _mixed(self, h: int, v: Tensor, t: Tensor, mu: Measure) -> Tensor:
         """W_h v for rows v, (*batch, n, d_v) -> (*batch, n, d)."""
         d = mu.coords[0].shape[-1]

@@ -46,10 +46,16 @@ class Perceptron(TokenField):
 
     def closure(self, t: Tensor, mu: Gaussian) -> Tangent:
         if self.activation is not None:
-            return super().closure(t, mu)
+            self.refuse(mu)
         W, U, b = self._weights(t, mu)
         mean = (U @ mu.mean[..., None])[..., 0]
         return Tangent([(W @ (mean if b is None else mean + b)[..., None])[..., 0], W @ U @ mu.root])
+
+    def matrix(self, t: Tensor, mu: Gaussian) -> Tensor:
+        if self.activation is not None:
+            self.refuse(mu)
+        W, U, _ = self._weights(t, mu)
+        return W @ U
 
     def _weights(self, t: Tensor, mu: Measure) -> tuple[Tensor, Tensor, Tensor | None]:
         d = mu.coords[0].shape[-1]

@@ -9,10 +9,10 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from otflow import checks, kernels
-from otflow.fields.attention import Attention, Weights, centre
+from otflow.fields.attention import Attention, Response, Weights, centre
 from otflow.fields.base import Carry
 from otflow.fields.weights import apply
-from otflow.linalg import contraction
+from otflow.linalg import contraction, product, sqrtm
 from otflow.measures import Gaussian, Particles
 from otflow.tangent import Tangent
 from otflow.transport.engines import Engine, scale
@@ -99,8 +99,19 @@ class SinkhornAttention(Attention):
 
         Here R is the root; no inverse of the covariance or of A appears.
         """
-        M = contraction((m.K @ mu.root).mT @ (m.Q @ mu.root) / self.eps)
-        return Tangent([(m.V @ mu.mean[..., None])[..., 0], m.V @ mu.root @ M]) / self.eps
+        VR, M = product(m.V, mu.root), contraction(self._coupling(m, mu))
+        return Tangent([product(m.V, mu.mean[..., None])[..., 0], product(VR, M)]) / self.eps
+
+    def response(self, m: Weights, mu: Gaussian) -> Response:
+        """f -> (2 / eps^2) V R (I + (I + 4 N N^T)^(1/2))^-1 R^T f, N = R^T A R / eps."""
+        VR, N = product(m.V, mu.root), self._coupling(m, mu)
+        eye = torch.eye(N.shape[-1], dtype=N.dtype, device=N.device)
+        gram = eye + sqrtm(eye + 4 * N @ N.mT)
+        return lambda f: 2 / self.eps**2 * product(VR, torch.linalg.solve(gram, product(mu.root.mT, f)))
+
+    def _coupling(self, m: Weights, mu: Gaussian) -> Tensor:
+        """R^T A R / eps."""
+        return product(mu.root.mT, product(m.K.mT @ m.Q, mu.root)) / self.eps
 
     def __repr__(self) -> str:
         return f"SinkhornAttention(eps={self.eps:g})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import singledispatch
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -25,8 +25,15 @@ class TokenField(VelocityField):
 
     def closure(self, t: Tensor, mu: Gaussian) -> Tangent:
         """(b, BR) when the field is the affine x -> b + B(x - mean) on the Gaussian mu."""
+        self.refuse(mu)
+
+    def refuse(self, mu: Gaussian) -> NoReturn:
+        """Say that this field is not affine on Gaussians."""
         checks.fail(
-            "mu", repr(mu), f"{type(self).__name__} does not keep Gaussians Gaussian", "use Particles"
+            "mu",
+            repr(mu),
+            f"{type(self).__name__} does not keep Gaussians Gaussian",
+            "use Particles, or GaussianProjection(field) for the nearest motion among Gaussians",
         )
 
     def evaluate(self, t: Tensor, mu: Measure, carry: Carry | None = None) -> tuple[Tangent, Carry | None]:

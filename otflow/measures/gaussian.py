@@ -130,7 +130,7 @@ class Gaussian(Measure):
 
     def move(self, u: Tangent) -> Self:
         u = as_tangent(u, "u", self.shapes())
-        return self.at([self.mean + u[0], self.root + u[1]])
+        return self.at([u[0] + self.mean, u[1] + self.root])  # a sum has the memory layout of its first term
 
     def __repr__(self) -> str:
         batch = f", batch={tuple(self.batch)}" if self.batch else ""

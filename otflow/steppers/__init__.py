@@ -3,5 +3,6 @@
 from otflow.steppers.base import Memory, Step, Stepper
 from otflow.steppers.dopri5 import Dopri5
 from otflow.steppers.explicit import RK4, Euler, Heun
+from otflow.steppers.lie import Lie
 
-__all__ = ["RK4", "Dopri5", "Euler", "Heun", "Memory", "Step", "Stepper"]
+__all__ = ["RK4", "Dopri5", "Euler", "Heun", "Lie", "Memory", "Step", "Stepper"]

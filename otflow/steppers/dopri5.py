@@ -107,9 +107,9 @@ def _squares(u: Tensor, x: Tensor, y: Tensor, rtol: float, atol: float, mu: Meas
             "error control needs a velocity for each coordinate, which a grid has not",
             "use Euler() with a small dt",
         )
-    scale = atol + rtol * torch.maximum(x.detach().abs(), y.detach().abs())
-    flat = (u.detach() / scale).double().reshape(*mu.batch, -1)
-    return flat.square().sum(-1), flat.shape[-1]
+    scale = torch.maximum(x.detach().abs(), y.detach().abs()).mul_(rtol).add_(atol)
+    own = tuple(range(len(mu.batch), u.ndim))
+    return (u.detach() / scale).double().square_().sum(own), u.shape[len(mu.batch) :].numel()
 
 
 def _factor(error: Tensor, last: Tensor, accept: Tensor) -> Tensor:

@@ -79,8 +79,12 @@ def stages(
 
 def combine(coefficients: Row, v: Sequence[Tangent]) -> Tangent:
     """sum_i c_i v_i over the non-zero coefficients."""
-    first, *rest = (c * u for c, u in zip(coefficients, v, strict=False) if c != 0.0)
-    return sum(rest, start=first)
+    (c, first), *rest = ((c, u) for c, u in zip(coefficients, v, strict=False) if c != 0.0)
+    total = c * first
+    for c, u in rest:
+        for a, b in zip(total, u, strict=True):
+            a.add_(b, alpha=c)  # in place: a is new, and nobody has seen it
+    return total
 
 
 class Euler(RungeKutta):
