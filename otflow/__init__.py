@@ -16,7 +16,7 @@ _HOME = {
     "tangent": ("Tangent",),
     "spaces": ("Euclidean", "Sphere", "Torus", "Space"),
     "measures": ("Measure", "Particles", "Gaussian", "Grid"),
-    "energies": ("Energy", "Potential", "Interaction"),
+    "energies": ("Energy", "Potential", "Interaction", "SquaredScores", "SelfTransport", "L2Energy"),
     "metrics": ("Metric", "Wasserstein", "Twisted", "distance"),
     "transport": (
         "AffineMap",
@@ -63,9 +63,10 @@ _HOME = {
         "UnnormalisedAttention",
         "MultiHead",
         "Perceptron",
+        "GaussianProjection",
         "Layers",
     ),
-    "steppers": ("Stepper", "Step", "Euler", "Heun", "RK4", "Dopri5"),
+    "steppers": ("Stepper", "Step", "Euler", "Heun", "RK4", "Dopri5", "Lie"),
     "noise": ("Noise", "CommonNoise", "IndependentNoise", "BrownianPath"),
     "driver": ("flow",),
     "trajectory": ("Trajectory",),
@@ -102,6 +103,7 @@ __all__ = [
     "FlowError",
     "Gaussian",
     "GaussianKernel",
+    "GaussianProjection",
     "GeomLoss",
     "Grid",
     "Heun",
@@ -109,6 +111,7 @@ __all__ = [
     "InputError",
     "Interaction",
     "L2Attention",
+    "L2Energy",
     "LaplaceKernel",
     "Layers",
     "Measure",
@@ -126,11 +129,13 @@ __all__ = [
     "PowerCost",
     "RK4",
     "RelaxedConditional",
+    "SelfTransport",
     "SigmoidAttention",
     "SinkhornAttention",
     "SoftmaxAttention",
     "Space",
     "Sphere",
+    "SquaredScores",
     "SteepestDescent",
     "Step",
     "StepError",
@@ -189,7 +194,7 @@ if TYPE_CHECKING:
     import otflow.observables as observables
     import otflow.plot as plot
     from otflow.driver import flow
-    from otflow.energies import Energy, Interaction, Potential
+    from otflow.energies import Energy, Interaction, L2Energy, Potential, SelfTransport, SquaredScores
     from otflow.errors import (
         ConvergenceError,
         DerivativeError,
@@ -201,6 +206,7 @@ if TYPE_CHECKING:
     )
     from otflow.fields import (
         Carry,
+        GaussianProjection,
         L2Attention,
         Layers,
         MultiHead,
@@ -216,7 +222,7 @@ if TYPE_CHECKING:
     from otflow.metrics import Metric, Twisted, Wasserstein, distance
     from otflow.noise import BrownianPath, CommonNoise, IndependentNoise, Noise
     from otflow.spaces import Euclidean, Space, Sphere, Torus
-    from otflow.steppers import RK4, Dopri5, Euler, Heun, Step, Stepper
+    from otflow.steppers import RK4, Dopri5, Euler, Heun, Lie, Step, Stepper
     from otflow.tangent import Tangent
     from otflow.trajectory import Trajectory
     from otflow.transport import (

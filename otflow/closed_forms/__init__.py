@@ -1,0 +1,109 @@
+"""Closed forms of attention on Gaussians: oracles that use none of the flows and fields they can judge.
+
+S is a covariance, A = K^T Q, and attention moves tokens of law N(0, S) linearly, x' = B x, so that
+dS/dt = B S + S B^T (Castin, Ablin, Carrillo, Peyré, A unified perspective on the dynamics of deep
+Transformers, 2025, arXiv 2501.18322). Everything takes numpy or torch, batch axes in front, and gives
+float64.
+"""
+
+from otflow.closed_forms.bounds import (
+    L2Counterexample,
+    l2_counterexample,
+    l2_trace_bound,
+    sinkhorn_trace_bound,
+)
+from otflow.closed_forms.energies import (
+    l2_descent,
+    l2_energy,
+    multihead_descent,
+    multihead_energy,
+    sinkhorn_descent,
+    sinkhorn_energy,
+    softmax_descent,
+    softmax_energy,
+    twisted_energy,
+)
+from otflow.closed_forms.entropic import (
+    debiased_rate,
+    debiased_rate_erratum,
+    entropic_cross,
+    entropic_value,
+    heat_path,
+    l2_displacement,
+    score,
+    sinkhorn_displacement,
+)
+from otflow.closed_forms.line import (
+    l2_variance,
+    sinkhorn_variance,
+    softmax_variance,
+    softmax_variance_blow_up,
+)
+from otflow.closed_forms.rates import (
+    l2_rate,
+    multihead_rate,
+    sinkhorn_cross,
+    sinkhorn_poster_rate,
+    sinkhorn_rate,
+    sinkhorn_rate_inverse_left,
+    sinkhorn_rate_inverse_right,
+    softmax_rate,
+)
+from otflow.closed_forms.softmax import (
+    softmax_blow_up_bound,
+    softmax_blow_up_direction,
+    softmax_blow_up_profile,
+    softmax_blow_up_time,
+    softmax_limit,
+    softmax_limit_rank,
+    softmax_limit_rank_bound,
+    softmax_lyapunov,
+    softmax_lyapunov_rate,
+    softmax_path,
+)
+
+__all__ = [
+    "L2Counterexample",
+    "debiased_rate",
+    "debiased_rate_erratum",
+    "entropic_cross",
+    "entropic_value",
+    "heat_path",
+    "l2_counterexample",
+    "l2_descent",
+    "l2_displacement",
+    "l2_energy",
+    "l2_rate",
+    "l2_trace_bound",
+    "l2_variance",
+    "multihead_descent",
+    "multihead_energy",
+    "multihead_rate",
+    "score",
+    "sinkhorn_cross",
+    "sinkhorn_descent",
+    "sinkhorn_displacement",
+    "sinkhorn_energy",
+    "sinkhorn_poster_rate",
+    "sinkhorn_rate",
+    "sinkhorn_rate_inverse_left",
+    "sinkhorn_rate_inverse_right",
+    "sinkhorn_trace_bound",
+    "sinkhorn_variance",
+    "softmax_blow_up_bound",
+    "softmax_blow_up_direction",
+    "softmax_blow_up_profile",
+    "softmax_blow_up_time",
+    "softmax_descent",
+    "softmax_energy",
+    "softmax_limit",
+    "softmax_limit_rank",
+    "softmax_limit_rank_bound",
+    "softmax_lyapunov",
+    "softmax_lyapunov_rate",
+    "softmax_path",
+    "softmax_rate",
+    "softmax_variance",
+    "softmax_variance_blow_up",
+    "twisted_energy",
+]

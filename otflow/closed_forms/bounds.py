@@ -1,0 +1,123 @@
+"""How large covariances can get under L2 and Sinkhorn attention, and the flow that no bound holds for.
+
+Castin, Ablin, Carrillo, Peyré, A unified perspective on the dynamics of deep Transformers, 2025,
+arXiv 2501.18322, section 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otflow import checks
+from otflow.closed_forms import inputs
+from otflow.closed_forms.matrices import norm, trace
+from otflow.linalg import ratio
+
+
+def sinkhorn_trace_bound(S0: Any, V: Any, t: Any, *, eps: float = 1.0) -> Tensor:
+    """tr S(t) <= exp(2 |V| |t| / eps) tr S0 under Sinkhorn attention, whatever A is, (*batch,).
+
+    The plan has marginals S, so its cross-covariance C has S^(-1/2) C S^(-1/2) of norm <= 1: no blow-up.
+
+    >>> sinkhorn_trace_bound([[2.0]], [[0.0]], 1.0).item()
+    2.0
+    """
+    S = inputs.covariance(S0, "S0")
+    V = inputs.fits(inputs.square(V, "V"), "V", S, "S0")
+    t = inputs.time(t, S, "S0")[..., 0, 0]
+    return torch.exp(2 * norm(V) * t.abs() / checks.positive(eps, "eps")) * trace(S)
+
+
+def l2_trace_bound(S0: Any, Q: Any, K: Any, V: Any, t: Any) -> Tensor:
+    """tr S(t) <= exp(2 |V K^+| |Q| |t|) tr S0 under L2 attention with injective K, (*batch,).
+
+    Q and K are (*batch, k, d), and K must have rank d, so k >= d; K^+ is its left inverse. Then
+    x' = V K^+ X (I + X)^-1 Q x with X = 2 K S K^T, and |X (I + X)^-1| <= 1. Without it the claim is false:
+    `l2_counterexample`.
+
+    >>> l2_trace_bound([[2.0]], [[0.0]], [[1.0]], [[1.0]], 1.0).item()
+    2.0
+    """
+    S = inputs.covariance(S0, "S0")
+    Q, K = inputs.fits(inputs.matrix(Q, "Q"), "Q", S, "S0"), inputs.fits(inputs.matrix(K, "K"), "K", S, "S0")
+    V = inputs.fits(inputs.square(V, "V"), "V", S, "S0")
+    t = inputs.time(t, S, "S0")[..., 0, 0]
+    _injective(K)
+    return torch.exp(2 * norm(V @ torch.linalg.pinv(K)) * norm(Q) * t.abs()) * trace(S)
+
+
+def _injective(K: Tensor) -> None:
+    if K.shape[-2] < K.shape[-1]:
+        checks.fail(
+            "K.shape", tuple(K.shape), "K must be injective, (k, d) with k >= d", "no bound holds for other K"
+        )
+    s = torch.linalg.svdvals(K.detach())
+    if bool((s[..., -1] <= 1e-14 * s[..., 0]).any()):
+        low = s[..., -1].min().item()
+        checks.fail("least singular value of K", low, "K must be injective", "no bound holds for other K")
+
+
+@dataclass(frozen=True, eq=False)
+class L2Counterexample:
+    """L2 attention on the plane that blows up, and its explicit solution; made by `l2_counterexample`.
+
+    Args:
+        Q, K: (1, 2).
+        V: (2, 2).
+    """
+
+    Q: Tensor
+    K: Tensor
+    V: Tensor
+
+    def path(self, S0: Any, t: Any) -> Tensor:
+        """S(t) = D S0 D, D = diag(1, 1 / (1 - t / t*)), 1 / t* = 2 S0_12 / (1 + 2 S0_11), (*batch, 2, 2)."""
+        S = _plane(S0)
+        time = inputs.time(t, S, "S0")[..., 0, 0]
+        left = 1 - time * _growth(S)
+        if bool((left <= 0).any()):
+            checks.fail(
+                "t", inputs.shown(t), "a covariance has blown up by then", "stay below blow_up_time(S0)"
+            )
+        D = torch.stack([torch.ones_like(left), 1 / left], -1)
+        return D[..., :, None] * S * D[..., None, :]
+
+    def blow_up_time(self, S0: Any) -> Tensor:
+        """t* = (1 + 2 S0_11) / (2 S0_12) if that is positive, else infinity, (*batch,)."""
+        rate = _growth(_plane(S0))
+        return torch.where(rate > 0, ratio(torch.ones_like(rate), rate), torch.inf)
+
+
+def _growth(S: Tensor) -> Tensor:
+    return 2 * S[..., 0, 1] / (1 + 2 * S[..., 0, 0])
+
+
+def _plane(S0: Any) -> Tensor:
+    S = inputs.covariance(S0, "S0")
+    if S.shape[-1] != 2:
+        checks.fail(
+            "S0.shape", tuple(S.shape), "the counterexample lives on the plane", "pass (*batch, 2, 2)"
+        )
+    return S
+
+
+def l2_counterexample() -> L2Counterexample:
+    """K = e1^T, Q = e2^T, V = e2 e2^T: L2 attention that blows up in finite time, as K is not injective.
+
+    x' = 2 S_12 / (1 + 2 S_11) x_2 e2, so that S_11 stays and S_12' = 2 S_12^2 / (1 + 2 S_11).
+
+    >>> import torch
+    >>> example = l2_counterexample()
+    >>> S0 = [[1.0, 0.5], [0.5, 1.0]]
+    >>> example.blow_up_time(S0).item()
+    3.0
+    >>> example.path(S0, 1.5)
+    tensor([[1., 1.],
+            [1., 4.]], dtype=torch.float64)
+    """
+    e1, e2 = torch.eye(2, dtype=torch.float64)
+    return L2Counterexample(Q=e2[None], K=e1[None], V=torch.outer(e2, e2))

@@ -1,0 +1,163 @@
+"""Rates of covariances: dS/dt = B S + S B^T, where attention moves tokens of law N(0, S) by x' = B x.
+
+The forms here are written with covariances, inverses where the literature has them, and symmetric roots.
+
+Castin, Ablin, Carrillo, Peyré, A unified perspective on the dynamics of deep Transformers, 2025,
+arXiv 2501.18322, section 4. A = K^T Q throughout; the mean does not enter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from otflow import checks
+from otflow.closed_forms import inputs
+from otflow.closed_forms.matrices import eye, scaled, solve, solve_right
+from otflow.linalg import sqrtm
+
+
+def softmax_rate(S: Any, A: Any, V: Any) -> Tensor:
+    """dS/dt = V S A S + S A^T S V^T, (*batch, d, d).
+
+    Tilting N(m, S) by exp(Ax.y) gives N(m + S A x, S), so that B = V S A.
+
+    >>> softmax_rate([[2.0]], [[0.5]], [[1.0]]).item()
+    4.0
+    """
+    S = inputs.covariance(S, "S")
+    A, V = (inputs.fits(inputs.square(a, n), n, S, "S") for a, n in ((A, "A"), (V, "V")))
+    return _both(V @ S @ A @ S)
+
+
+def multihead_rate(S: Any, A: Any, C: Any) -> Tensor:
+    """dS/dt = sum_h C_h S A_h S + S A_h^T S C_h^T, C_h = W_h V_h: multi-head softmax, (*batch, d, d).
+
+    Args:
+        S: covariance, (*batch, d, d).
+        A, C: one matrix for each head, (*batch, heads, d, d).
+
+    >>> multihead_rate([[2.0]], [[[0.5]], [[1.0]]], [[[1.0]], [[1.0]]]).item()
+    12.0
+    """
+    S = inputs.covariance(S, "S")
+    A, C = inputs.heads(A, "A", S, "S"), inputs.heads(C, "C", S, "S")
+    if A.shape[-3] != C.shape[-3]:
+        rule = f"A has {A.shape[-3]} heads"
+        checks.fail("C.shape", tuple(C.shape), rule, "pass one C for each A")
+    each = S[..., None, :, :]
+    return _both((C @ each @ A @ each).sum(-3))
+
+
+def l2_rate(S: Any, Q: Any, K: Any, V: Any) -> Tensor:
+    """dS/dt = 2 V P A S + 2 S A^T P V^T with P = S (I + 2 K^T K S)^-1, A = K^T Q, (*batch, d, d).
+
+    The kernel is exp(-|Qx - Ky|^2), without a half; P is the covariance of the law tilted by it.
+
+    >>> l2_rate([[1.0]], [[1.0]], [[1.0]], [[1.5]]).item()
+    2.0
+    """
+    S = inputs.covariance(S, "S")
+    Q, K = (inputs.fits(inputs.matrix(a, n), n, S, "S") for a, n in ((Q, "Q"), (K, "K")))
+    V = inputs.fits(inputs.square(V, "V"), "V", S, "S")
+    if Q.shape[-2] != K.shape[-2]:
+        checks.fail("K.shape", tuple(K.shape), f"Q has shape {tuple(Q.shape)}", "give both k rows")
+    return _both(2 * V @ tilted(S, K) @ K.mT @ Q @ S)
+
+
+def tilted(S: Tensor, K: Tensor) -> Tensor:
+    """S (I + 2 K^T K S)^-1."""
+    return solve_right(S, eye(S) + 2 * K.mT @ K @ S)
+
+
+def sinkhorn_rate(S: Any, A: Any, V: Any, *, eps: float = 1.0) -> Tensor:
+    """dS/dt = (V C + C^T V^T) / eps with C = `sinkhorn_cross(S, A, eps=eps)`, (*batch, d, d).
+
+    S and A may be singular. The kernel is exp(Ax.y / eps), the velocity has the factor 1 / eps.
+
+    >>> round(sinkhorn_rate([[1.0]], [[1.0]], [[1.0]]).item(), 12)
+    1.2360679775
+    """
+    S = inputs.covariance(S, "S")
+    V = inputs.fits(inputs.square(V, "V"), "V", S, "S")
+    return _both(V @ sinkhorn_cross(S, A, eps=eps)) / eps
+
+
+def sinkhorn_cross(S: Any, A: Any, *, eps: float = 1.0) -> Tensor:
+    """C = E[y x^T] = 2b S A (I + (I + 4 b^2 S A^T S A)^(1/2))^-1 S, b = 1 / eps, (*batch, d, d).
+
+    The cross-covariance of the plan with density exp(Ax.y / eps) scaled to have both marginals N(0, S).
+    With N = S^(1/2) A S^(1/2) = U diag(s) W^T it is S^(1/2) U diag(m) W^T S^(1/2), where
+    m = 2 b s / (1 + sqrt(1 + 4 b^2 s^2)) solves m = b (1 - m^2) s. Once differentiable where S > 0.
+
+    >>> round(sinkhorn_cross([[1.0]], [[1.0]]).item(), 12)
+    0.61803398875
+    """
+    S = inputs.covariance(S, "S")
+    A = inputs.fits(inputs.square(A, "A"), "A", S, "S")
+    b, R = 1 / checks.positive(eps, "eps"), sqrtm(S)
+    out: Tensor = R @ scaled(2 * b * R @ A @ R) @ R
+    return out
+
+
+def sinkhorn_rate_inverse_right(S: Any, A: Any, V: Any, *, eps: float = 1.0) -> Tensor:
+    """dS/dt = (V X A^-T + A^-1 X^T V^T) / eps, X = (R (4b^2 R A S A^T R + I)^(1/2) R^-1 - I) / (2b).
+
+    R = S^(1/2), b = 1 / eps. Domain: S and A invertible; elsewhere `sinkhorn_rate` holds.
+
+    >>> round(sinkhorn_rate_inverse_right([[1.0]], [[1.0]], [[1.0]]).item(), 12)
+    1.2360679775
+    """
+    S, A, V = _regular(S, A, V)
+    b = 1 / checks.positive(eps, "eps")
+    return b * _both(V @ solve_right(_bracket(S, A, b), A.mT))
+
+
+def sinkhorn_rate_inverse_left(S: Any, A: Any, V: Any, *, eps: float = 1.0) -> Tensor:
+    """dS/dt = (V Y + Y^T V^T) / eps, Y = A^-T S^-1 X S, X = (R (4b^2 R A^T S A R + I)^(1/2) R^-1 - I) / (2b).
+
+    R = S^(1/2), b = 1 / eps. Domain: S and A invertible; elsewhere `sinkhorn_rate` holds.
+
+    >>> round(sinkhorn_rate_inverse_left([[1.0]], [[1.0]], [[1.0]]).item(), 12)
+    1.2360679775
+    """
+    S, A, V = _regular(S, A, V)
+    b = 1 / checks.positive(eps, "eps")
+    return b * _both(V @ solve(A.mT, solve(S, _bracket(S, A.mT, b)) @ S))
+
+
+def sinkhorn_poster_rate(S: Any, A: Any, V: Any) -> Tensor:
+    """ERRATUM, a wrong formula kept for comparison: V X S^-1 A^-T S + (the same)^T, X as below.
+
+    X = (R (4 R A S A^T R + I)^(1/2) R^-1 - I) / 2, R = S^(1/2), as printed on a poster of Castin et al. 2025.
+    Two things are wrong with it. S^-1 and A^-T stand in the wrong order: V X A^-T S^-1 S is meant, see
+    `sinkhorn_rate_inverse_right`, and the two agree where S and A commute. And its constants 1/2 and 4 are
+    those of the kernel exp(Ax.y), while the kernel given there, exp(-|Qx - Ky|^2), has the scaling of
+    exp(2 Ax.y) and needs 1/4 and 16: scaling removes all factors of x alone and of y alone, so that of
+    exp(-b |Qx - Ky|^2 / 2) only exp(b Ax.y) is left, with 1 / (2b) and 4 b^2 in X.
+
+    >>> round(sinkhorn_poster_rate([[1.0]], [[1.0]], [[1.0]]).item(), 12)
+    1.2360679775
+    """
+    S, A, V = _regular(S, A, V)
+    return _both(V @ _bracket(S, A, 1.0) @ solve(S, solve(A.mT, S)))
+
+
+def _regular(S: Any, A: Any, V: Any) -> tuple[Tensor, Tensor, Tensor]:
+    S = inputs.positive_definite(S, "S")
+    A = inputs.fits(inputs.invertible(A, "A"), "A", S, "S")
+    return S, A, inputs.fits(inputs.square(V, "V"), "V", S, "S")
+
+
+def _bracket(S: Tensor, A: Tensor, b: float) -> Tensor:
+    """(R (4 b^2 R A S A^T R + I)^(1/2) R^-1 - I) / (2b)."""
+    R = sqrtm(S)
+    N = 2 * b * R @ A @ R
+    out: Tensor = (solve_right(R @ sqrtm(N @ N.mT + eye(S)), R) - eye(S)) / (2 * b)
+    return out
+
+
+def _both(X: Tensor) -> Tensor:
+    """X + X^T."""
+    return X + X.mT
