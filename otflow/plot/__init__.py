@@ -1,0 +1,29 @@
+"""Pictures of measures and trajectories: each function draws on ``ax``, by default pyplot's, and returns it.
+
+The house style `STYLE` is applied to what is created here and never set globally; axes of your own get it by
+``with matplotlib.rc_context(otflow.plot.STYLE): ...``.
+"""
+
+from otflow.plot.clouds import SPHERE, particles, trails
+from otflow.plot.curves import energy, ranks, spectra
+from otflow.plot.gaussians import cone, disk, ellipses
+from otflow.plot.style import COLOURS, FAINT, INK, PAPER, SEQUENCE, STYLE, figure
+
+__all__ = [
+    "figure",
+    "particles",
+    "trails",
+    "ellipses",
+    "disk",
+    "cone",
+    "energy",
+    "ranks",
+    "spectra",
+    "STYLE",
+    "COLOURS",
+    "SEQUENCE",
+    "INK",
+    "FAINT",
+    "PAPER",
+    "SPHERE",
+]
