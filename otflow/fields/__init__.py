@@ -5,11 +5,13 @@ from otflow.fields.base import Carry, VelocityField
 from otflow.fields.descent import SteepestDescent
 from otflow.fields.multihead import MultiHead
 from otflow.fields.perceptron import Perceptron
+from otflow.fields.projection import GaussianProjection
 from otflow.fields.sinkhorn import SinkhornAttention
 from otflow.fields.weights import Layers
 
 __all__ = [
     "Carry",
+    "GaussianProjection",
     "L2Attention",
     "Layers",
     "MultiHead",

@@ -55,18 +55,18 @@ class Attention(TokenField):
         """The velocity at ``points``, (*batch, m, d_v)."""
 
     def response(self, m: Weights, mu: Gaussian) -> Response:
-        """f -> the change of E[Vy] when the law is tilted by exp(f.y), where that is linear; f in columns."""
+        """q -> the change of E[Vy] when the law is tilted by exp(q.Ky), where it is linear; q in columns."""
         self.refuse(mu)
 
     def affine(self, m: Weights, mu: Gaussian) -> Tangent:
         """(b, BR) when the field is x -> b + B(x - mean) on this Gaussian."""
         mean, response = mu.mean[..., None], self.response(m, mu)
-        b = product(m.V, mean) + response(product(self.pull(m), mean))
-        return Tangent([b[..., 0], response(product(m.K.mT @ m.Q, mu.root))])
+        b = product(m.V, mean) + response(product(self.query(m), mean))
+        return Tangent([b[..., 0], response(product(m.Q, mu.root))])
 
-    def pull(self, m: Weights) -> Tensor:
-        """The matrix that makes of the mean the tilt which a token there feels: A, for softmax."""
-        return m.K.mT @ m.Q
+    def query(self, m: Weights) -> Tensor:
+        """The matrix that makes of the mean the query of a token there, as a tilt of the law."""
+        return m.Q
 
     def velocity_at(
         self, t: Tensor, mu: Particles, points: Tensor, label: Tensor | None, carry: Carry | None
@@ -80,15 +80,15 @@ class Attention(TokenField):
     def matrix(self, t: Tensor, mu: Gaussian) -> Tensor:
         self._admit(mu)
         m = self.weights(t, mu)
-        return self.response(m, mu)(m.K.mT @ m.Q)
+        return self.response(m, mu)(m.Q)
 
     def _admit(self, mu: Gaussian) -> None:
         if self.causal:
             checks.fail(
                 "causal",
                 True,
-                "a Gaussian has no labels; if tokens have the same Gaussian law at all labels the mask changes "
-                "nothing, otherwise each label sees a mixture of Gaussians",
+                "a Gaussian has no labels; if tokens have the same Gaussian law at all labels, the mask "
+                "changes nothing, otherwise each label sees a mixture of Gaussians",
                 "use causal=False in the first case, Particles(x, label=...) in the second",
             )
 
@@ -172,9 +172,10 @@ class SoftmaxAttention(Attention):
         return out, None
 
     def response(self, m: Weights, mu: Gaussian) -> Response:
-        """f -> V S f."""
-        VR = product(m.V, mu.root)
-        return lambda f: product(VR, product(mu.root.mT, f))
+        """q -> V S K^T q."""
+        # (KR)^T (QR) keeps digits that R^T A R loses where A S tends to zero.
+        VR, RK = product(m.V, mu.root), product(m.K, mu.root).mT
+        return lambda q: product(VR, product(RK, q))
 
 
 class L2Attention(Attention):
@@ -199,13 +200,13 @@ class L2Attention(Attention):
         return out, None
 
     def response(self, m: Weights, mu: Gaussian) -> Response:
-        """f -> 2 V R (I + 2 (KR)^T KR)^-1 R^T f."""
+        """q -> 2 V R (I + 2 (KR)^T KR)^-1 (KR)^T q."""
         VR, KR = product(m.V, mu.root), product(m.K, mu.root)
         gram = torch.eye(KR.shape[-1], dtype=KR.dtype, device=KR.device) + 2 * product(KR.mT, KR)
-        return lambda f: 2 * product(VR, torch.linalg.solve(gram, product(mu.root.mT, f)))
+        return lambda q: 2 * product(VR, torch.linalg.solve(gram, product(KR.mT, q)))
 
-    def pull(self, m: Weights) -> Tensor:
-        return m.K.mT @ (m.Q - m.K)  # at the mean, |Qx - Ky|^2 = |(Q - K) mean - K (y - mean)|^2
+    def query(self, m: Weights) -> Tensor:
+        return m.Q - m.K  # at the mean, |Qx - Ky|^2 = |(Q - K) mean - K (y - mean)|^2
 
 
 class UnnormalisedAttention(Attention):

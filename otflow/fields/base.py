@@ -211,7 +211,8 @@ def _quotient(velocity: Tensor, mu: Gaussian) -> Tensor:
             "how the law moves does not tell how the field acts off the range of its covariance",
             "use Euler() or Dopri5(), or a field that gives matrix(t, mu)",
         )
-    return velocity @ torch.linalg.pinv(mu.root)
+    B: Tensor = velocity @ torch.linalg.pinv(mu.root)
+    return B
 
 
 @cache

@@ -103,15 +103,15 @@ class SinkhornAttention(Attention):
         return Tangent([product(m.V, mu.mean[..., None])[..., 0], product(VR, M)]) / self.eps
 
     def response(self, m: Weights, mu: Gaussian) -> Response:
-        """f -> (2 / eps^2) V R (I + (I + 4 N N^T)^(1/2))^-1 R^T f, N = R^T A R / eps."""
-        VR, N = product(m.V, mu.root), self._coupling(m, mu)
+        """q -> (2 / eps^2) V R (I + (I + 4 N N^T)^(1/2))^-1 (KR)^T q, N = R^T A R / eps."""
+        VR, KR, N = product(m.V, mu.root), product(m.K, mu.root), self._coupling(m, mu)
         eye = torch.eye(N.shape[-1], dtype=N.dtype, device=N.device)
         gram = eye + sqrtm(eye + 4 * N @ N.mT)
-        return lambda f: 2 / self.eps**2 * product(VR, torch.linalg.solve(gram, product(mu.root.mT, f)))
+        return lambda q: 2 / self.eps**2 * product(VR, torch.linalg.solve(gram, product(KR.mT, q)))
 
     def _coupling(self, m: Weights, mu: Gaussian) -> Tensor:
         """R^T A R / eps."""
-        return product(mu.root.mT, product(m.K.mT @ m.Q, mu.root)) / self.eps
+        return product(product(m.K, mu.root).mT, product(m.Q, mu.root)) / self.eps
 
     def __repr__(self) -> str:
         return f"SinkhornAttention(eps={self.eps:g})"
