@@ -69,6 +69,7 @@ _HOME = {
     "steppers": ("Stepper", "Step", "Euler", "Heun", "RK4", "Dopri5", "Lie"),
     "noise": ("Noise", "CommonNoise", "IndependentNoise", "BrownianPath"),
     "driver": ("flow",),
+    "limits": ("Limit", "limit"),
     "trajectory": ("Trajectory",),
     "errors": (
         "OtflowError",
@@ -80,7 +81,7 @@ _HOME = {
         "StepError",
     ),
 }
-_MODULES = ("observables", "plot")
+_MODULES = ("closed_forms", "observables", "plot")
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
@@ -114,6 +115,8 @@ __all__ = [
     "L2Energy",
     "LaplaceKernel",
     "Layers",
+    "Lie",
+    "Limit",
     "Measure",
     "Metric",
     "MultiHead",
@@ -155,11 +158,13 @@ __all__ = [
     "bures_log",
     "bures_map",
     "bures_wasserstein",
+    "closed_forms",
     "conditional_wasserstein",
     "distance",
     "entropic_bures_wasserstein",
     "flow",
     "gaussian_sinkhorn_divergence",
+    "limit",
     "mmd",
     "observables",
     "plot",
@@ -191,6 +196,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    import otflow.closed_forms as closed_forms
     import otflow.observables as observables
     import otflow.plot as plot
     from otflow.driver import flow
@@ -218,6 +224,7 @@ if TYPE_CHECKING:
         UnnormalisedAttention,
         VelocityField,
     )
+    from otflow.limits import Limit, limit
     from otflow.measures import Gaussian, Grid, Measure, Particles
     from otflow.metrics import Metric, Twisted, Wasserstein, distance
     from otflow.noise import BrownianPath, CommonNoise, IndependentNoise, Noise

@@ -25,7 +25,7 @@ ENERGIES = MEASURES | {"transport", "energies"}
 FIELDS = ENERGIES | {"metrics", "fields"}
 STEPPERS = FIELDS | {"steppers"}
 FLOW = STEPPERS | {"noise", "schedule", "trajectory", "recorder", "driver", "store"}
-EVERYTHING = FLOW | {"observables", "stability", "systems", "models", "plot"}
+EVERYTHING = FLOW | {"limits", "closed_forms", "observables", "stability", "systems", "models", "plot"}
 ALLOWED = {
     "errors": set(),
     "status": set(),
@@ -47,6 +47,8 @@ ALLOWED = {
     "store": STEPPERS | {"trajectory"},
     "recorder": STEPPERS,
     "driver": STEPPERS | {"noise", "schedule", "trajectory", "recorder", "store"},
+    "limits": FLOW,
+    "closed_forms": MEASURES | {"transport"},
     "observables": FLOW,
     "stability": FLOW,
     "systems": FLOW,
