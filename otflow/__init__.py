@@ -34,6 +34,7 @@ _HOME = {
         "Plan",
         "PowerCost",
         "RelaxedConditional",
+        "Rosenbrock",
         "bures",
         "bures_barycentre",
         "bures_exp",
@@ -66,7 +67,7 @@ _HOME = {
         "GaussianProjection",
         "Layers",
     ),
-    "steppers": ("Stepper", "Step", "Euler", "Heun", "RK4", "Dopri5", "Lie"),
+    "steppers": ("Stepper", "Step", "Euler", "Heun", "RK4", "Dopri5", "Lie", "Rosenbrock"),
     "noise": ("Noise", "CommonNoise", "IndependentNoise", "BrownianPath"),
     "driver": ("flow",),
     "limits": ("Limit", "limit"),
@@ -132,6 +133,7 @@ __all__ = [
     "PowerCost",
     "RK4",
     "RelaxedConditional",
+    "Rosenbrock",
     "SelfTransport",
     "SigmoidAttention",
     "SinkhornAttention",
@@ -229,7 +231,7 @@ if TYPE_CHECKING:
     from otflow.metrics import Metric, Twisted, Wasserstein, distance
     from otflow.noise import BrownianPath, CommonNoise, IndependentNoise, Noise
     from otflow.spaces import Euclidean, Space, Sphere, Torus
-    from otflow.steppers import RK4, Dopri5, Euler, Heun, Lie, Step, Stepper
+    from otflow.steppers import RK4, Dopri5, Euler, Heun, Lie, Rosenbrock, Step, Stepper
     from otflow.tangent import Tangent
     from otflow.trajectory import Trajectory
     from otflow.transport import (

@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from copy import copy
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -129,6 +130,14 @@ class Attention(TokenField):
     def parameters(self, t: Tensor) -> Iterator[Tensor]:
         return (f(t) for f in (self.Q, self.K, self.V))
 
+    def pick(self, which: Tensor) -> Self | None:
+        Q, K, V = (f.pick(which) for f in (self.Q, self.K, self.V))
+        if Q is None or K is None or V is None:
+            return None
+        other = copy(self)
+        other.Q, other.K, other.V = Q, K, V
+        return other
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'causal=True' if self.causal else ''})"
 
@@ -203,7 +212,7 @@ class L2Attention(Attention):
         """q -> 2 V R (I + 2 (KR)^T KR)^-1 (KR)^T q."""
         VR, KR = product(m.V, mu.root), product(m.K, mu.root)
         gram = torch.eye(KR.shape[-1], dtype=KR.dtype, device=KR.device) + 2 * product(KR.mT, KR)
-        return lambda q: 2 * product(VR, torch.linalg.solve(gram, product(KR.mT, q)))
+        return lambda q: 2 * product(VR, torch.linalg.solve_ex(gram, product(KR.mT, q)).result)
 
     def query(self, m: Weights) -> Tensor:
         return m.Q - m.K  # at the mean, |Qx - Ky|^2 = |(Q - K) mean - K (y - mean)|^2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -106,17 +106,38 @@ class VelocityField(Linear["VelocityField"]):
         """Tensors that a flow may be differentiated in, as they are at time t."""
         return iter(())
 
+    def pick(self, which: Tensor) -> VelocityField | None:
+        """The field on some members of a batch, given by a mask (*batch,); None if it cannot tell."""
+        return None
+
     def jvp(self, t: float | Tensor, mu: Measure, u: Tangent) -> Tangent:
         """The derivative of the velocity in the direction u of the coordinates (the measure moves along).
 
         Forward-mode differentiation through kernels whose derivatives are streamed closed forms: O(n) memory.
         """
-        _load_forward_mode()
         u = as_tangent(u, "u", [c.shape for c in mu.coords])
+        return self._differentiated(as_time(t, mu), None, mu, u, self.insist)
+
+    def linearised(self, t: Tensor, mu: Measure, u: Tangent, dt: Tensor) -> Tangent:
+        """The derivative of the velocity along (dt, u), for steppers: what is not finite is handed out.
+
+        Weights that torch cannot follow in time count as constant.
+        """
+        return self._differentiated(t, dt, mu, u, lambda carry, v: None)
+
+    def _differentiated(
+        self,
+        t: Tensor,
+        dt: Tensor | None,
+        mu: Measure,
+        u: Tangent,
+        check: Callable[[Carry | None, Tangent], None],
+    ) -> Tangent:
+        _load_forward_mode()
         with forward_ad.dual_level():
             dual = mu.at(mu.coords.zip(u, forward_ad.make_dual))
-            v, carry = self.evaluate(as_time(t, mu), dual)
-            self.insist(carry, v)
+            v, carry = self.evaluate(t if dt is None else forward_ad.make_dual(t, dt), dual)
+            check(carry, v)
             parts = [forward_ad.unpack_dual(piece) for piece in v]
             return Tangent(p.primal * 0 if p.tangent is None else p.tangent.clone() for p in parts)
 
@@ -165,6 +186,11 @@ class SumField(VelocityField):
 
     def matrix(self, t: Tensor, mu: Gaussian) -> Tensor:
         return torch.stack([f * term.matrix(t, mu) for term, f in self.pairs()]).sum(0)
+
+    def pick(self, which: Tensor) -> VelocityField | None:
+        terms = [term.pick(which) for term in self.terms]
+        known = [(term, c) for term, c in zip(terms, self.factors, strict=True) if term is not None]
+        return SumField(known) if len(known) == len(terms) else None
 
     def parameters(self, t: Tensor) -> Iterator[Tensor]:
         return (p for term in self.terms for p in term.parameters(t))

@@ -70,6 +70,13 @@ class MultiHead(TokenField):
         first, *rest = (self._mixed(h, B.mT, t, mu).mT for h, B in enumerate(parts))
         return sum(rest, start=first)
 
+    def pick(self, which: Tensor) -> MultiHead | None:
+        heads = [head.pick(which) for head in self.heads]
+        mix = [w.pick(which) for w in self.mix or ()]
+        if any(part is None for part in (*heads, *mix)):
+            return None
+        return MultiHead([h for h in heads if h], mix if self.mix else None)
+
     def _mixed(self, h: int, v: Tensor, t: Tensor, mu: Measure) -> Tensor:
         """W_h v for rows v, (*batch, n, d_v) -> (*batch, n, d)."""
         d = mu.coords[0].shape[-1]

@@ -107,7 +107,7 @@ class SinkhornAttention(Attention):
         VR, KR, N = product(m.V, mu.root), product(m.K, mu.root), self._coupling(m, mu)
         eye = torch.eye(N.shape[-1], dtype=N.dtype, device=N.device)
         gram = eye + sqrtm(eye + 4 * N @ N.mT)
-        return lambda q: 2 / self.eps**2 * product(VR, torch.linalg.solve(gram, product(KR.mT, q)))
+        return lambda q: 2 / self.eps**2 * product(VR, torch.linalg.solve_ex(gram, product(KR.mT, q)).result)
 
     def _coupling(self, m: Weights, mu: Gaussian) -> Tensor:
         """R^T A R / eps."""

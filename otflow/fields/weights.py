@@ -23,6 +23,10 @@ class Weight(ABC):
     def __call__(self, t: Tensor) -> Tensor:
         """The value at time t, with the axes of t in front if it varies."""
 
+    def pick(self, which: Tensor, keep: int = 2) -> Weight | None:
+        """The weight of some members of a batch, given by a mask; None if it cannot tell."""
+        return None
+
 
 class Constant(Weight):
     """A weight that every layer shares."""
@@ -34,6 +38,12 @@ class Constant(Weight):
 
     def __call__(self, t: Tensor) -> Tensor:
         return self.value
+
+    def pick(self, which: Tensor, keep: int = 2) -> Weight:
+        if self.value.ndim <= keep:
+            return self
+        tail = self.value.shape[-keep:]
+        return Constant(self.value.expand(*which.shape, *tail)[which])
 
 
 class Varying(Weight):

@@ -1,0 +1,73 @@
+"""The implicit stepper: order, stiff problems, batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import otflow as of
+
+
+def problem(batch: tuple[int, ...] = ()) -> tuple[of.Gaussian, of.VelocityField]:
+    """A law under softmax attention whose queries depend on time."""
+    rng = np.random.default_rng(0)
+    Q, V = torch.from_numpy(rng.standard_normal((3, 3))) / 4, rng.standard_normal((3, 3)) / 3
+    mu = of.Gaussian(rng.standard_normal((*batch, 3)), rng.standard_normal((*batch, 3, 3)) / 2)
+    return mu, of.SoftmaxAttention(lambda t: torch.cos(3 * t)[..., None, None] * Q, -Q, V)
+
+
+@pytest.mark.parametrize("rtol", [1e-4, 1e-6, 1e-8])
+def test_the_error_follows_the_tolerance(rtol: float) -> None:
+    mu, field = problem((4,))
+    exact = of.flow(mu, field, of.Dopri5(1e-12, 1e-13), t1=1.0, save_at=[0.0]).final
+    got = of.flow(mu, field, of.Rosenbrock(rtol, rtol), t1=1.0, save_at=[0.0]).final
+    assert all(float((a - b).abs().max()) < 30 * rtol for a, b in zip(got.coords, exact.coords, strict=True))
+
+
+def test_a_hundredth_of_the_tolerance_takes_a_hundred_to_a_third_steps() -> None:
+    """Order three: the error of a step is of order four, of which the controller keeps three."""
+    mu, field = problem()
+    few, many = (
+        of.flow(mu, field, of.Rosenbrock(tol, tol), t1=1.0, save_at=[0.0]).steps for tol in (1e-8, 1e-11)
+    )
+    assert many / few == pytest.approx(10.0, rel=0.3)
+
+
+def test_fast_modes_do_not_hold_up_the_steps() -> None:
+    """Eigenvalues -1e8 and -1: an explicit method would need 1e7 steps."""
+    decay = of.Perceptron(np.diag([-1e8, -1.0]), np.eye(2), activation=None)
+    traj = of.flow(of.Gaussian([1.0, 1.0], np.eye(2)), decay, of.Rosenbrock(1e-7), t1=5.0, save_at=[0.0])
+    assert traj.steps < 2500
+    assert traj.final.mean[1].item() == pytest.approx(np.exp(-5), rel=1e-5)
+    assert abs(traj.final.mean[0].item()) < 1e-9
+
+
+def test_members_of_a_batch_go_at_their_own_pace() -> None:
+    mu, field = problem((5,))
+    together = of.flow(mu, field, of.Rosenbrock(), t1=1.0, save_at=[0.0]).final
+    for i in range(5):
+        alone = of.flow(mu[i], field, of.Rosenbrock(), t1=1.0, save_at=[0.0]).final
+        assert float((alone.root - together[i].root).abs().max()) < 1e-12
+
+
+def test_a_few_tokens_can_be_stepped_too() -> None:
+    rng = np.random.default_rng(1)
+    mu = of.Particles(rng.standard_normal((4, 2)))
+    field = of.SoftmaxAttention(*(rng.standard_normal((2, 2)) for _ in range(3)))
+    got = of.flow(mu, field, of.Rosenbrock(1e-8, 1e-10), t1=0.5, save_at=[0.0]).final.x
+    exact = of.flow(mu, field, of.Dopri5(1e-11, 1e-13), t1=0.5, save_at=[0.0]).final.x
+    assert float((got - exact).abs().max()) < 1e-6
+
+
+def test_an_explosion_is_timed() -> None:
+    one = np.ones((1, 1))
+    traj = of.flow(of.Gaussian([0.0], one), of.SoftmaxAttention(one, one, one), of.Rosenbrock(), t1=2.0)
+    assert traj.status == "blow_up"
+    assert float(traj.blow_up_time) == pytest.approx(0.5, rel=1e-3)
+
+
+def test_gradients_are_refused() -> None:
+    mu = of.Gaussian(torch.zeros(1).double(), torch.ones(1, 1, dtype=torch.float64, requires_grad=True))
+    with pytest.raises(of.DerivativeError, match="Dopri5"):
+        of.flow(mu, of.SoftmaxAttention(*[[[1.0]]] * 3), of.Rosenbrock(), t1=0.1)

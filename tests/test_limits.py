@@ -1,0 +1,209 @@
+"""Limits of Gaussian flows against closed forms, theorems, and laws without a limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import otflow as of
+from otflow import closed_forms
+
+Array = np.ndarray
+
+
+def random_case(seed: int, n: int, d: int, k: int | None = None) -> tuple[Array, of.Gaussian]:
+    """Queries (n, k, d) and centred laws; with K = -Q, A = -Q^T Q has rank k."""
+    rng = np.random.default_rng(seed)
+    Q = rng.standard_normal((n, k or d // 2, d))
+    return Q, of.Gaussian(np.zeros((n, d)), rng.standard_normal((n, d, d)))
+
+
+def transposed(a: Array) -> Array:
+    return np.swapaxes(a, -1, -2)
+
+
+def positive(seed: int, n: int, d: int) -> Array:
+    """V = V^T > 0, as in Figure 3 of Castin et al. 2025; a few of them have condition 1e5 and more."""
+    W = np.random.default_rng(seed).standard_normal((n, d, d))
+    return transposed(W) @ W
+
+
+def gap(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest relative difference of covariances."""
+    return float(((a - b).abs().amax((-1, -2)) / b.abs().amax((-1, -2))).max())
+
+
+@pytest.mark.parametrize("d", [3, 4, 5])
+def test_softmax_with_identity_values_ends_in_the_known_limit(d: int) -> None:
+    Q, mu = random_case(d, 60, d)
+    found = of.limit(of.SoftmaxAttention(Q, -Q, np.eye(d)), mu)
+    assert (found.status == "ok").all()
+    assert bool((found.rank == d - d // 2).all())
+    assert gap(found.measure.cov, closed_forms.softmax_limit(mu.cov, -transposed(Q) @ Q)) < 1e-6
+    assert float((found.rate - 1).abs().max()) < 1e-3  # the error falls like 1/t
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("d", [3, 4, 5])
+def test_a_thousand_limits_with_identity_values_have_the_exact_rank(d: int) -> None:
+    for k in range(1, d):
+        Q, mu = random_case(10 * d + k, 1000 // (d - 1) + 1, d, k)
+        found = of.limit(of.SoftmaxAttention(Q, -Q, np.eye(d)), mu)
+        assert bool((found.rank == d - k).all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("d", [3, 4, 5])
+def test_a_thousand_limits_with_positive_values_exist_and_have_at_most_the_rank_of_the_theorem(
+    d: int,
+) -> None:
+    Q, mu = random_case(100 + d, 1000, d)
+    found = of.limit(of.SoftmaxAttention(Q, -Q, positive(200 + d, 1000, d)), mu, on_failure="return")
+    assert not (found.status == "blow_up").any()  # the Lyapunov function tr(V^-1 S) forbids it
+    assert (found.status == "ok").mean() == 1.0
+    assert bool((found.rank <= d - d // 2).all())
+
+
+@pytest.mark.parametrize("d", [3, 4])
+def test_limits_with_positive_values_exist_whatever_their_condition(d: int) -> None:
+    Q, mu = random_case(300 + d, 40, d)
+    V = positive(400 + d, 40, d)
+    found = of.limit(of.SoftmaxAttention(Q, -Q, V), mu)
+    assert bool((found.rank == d - d // 2).all())
+    S = found.measure.cov
+    assert float(torch.linalg.matrix_norm(torch.from_numpy(Q) @ S).max()) < 1e-3  # Q S = 0 in the limit
+    falls = closed_forms.softmax_lyapunov(S, V) <= closed_forms.softmax_lyapunov(mu.cov, V) * (1 + 1e-6)
+    assert bool(falls.all())
+
+
+def test_a_root_that_turns_for_ever_does_not_hide_the_limit_of_its_law() -> None:
+    """A has a skew part, under which R turns while R R^T converges."""
+    Q, mu = random_case(1, 10, 3)
+    X = np.random.default_rng(2).standard_normal((10, 3, 3))
+    A = -transposed(Q) @ Q + X - transposed(X)
+    found = of.limit(of.SoftmaxAttention(A, np.eye(3), np.eye(3)), mu)
+    assert bool((found.rank == 2).all())
+    assert gap(found.measure.cov, closed_forms.softmax_limit(mu.cov, A)) < 1e-4
+
+
+def test_a_negative_definite_matrix_takes_everything_to_zero() -> None:
+    rng = np.random.default_rng(3)
+    Q, V = rng.standard_normal((3, 3)), positive(4, 1, 3)[0] + np.eye(3)
+    found = of.limit(of.SoftmaxAttention(Q, -Q, V), of.Gaussian(np.zeros(3), rng.standard_normal((3, 3))))
+    assert found.status == "ok"
+    assert int(found.rank) == 0
+    assert bool((found.measure.cov == 0).all())
+
+
+@pytest.mark.parametrize("scale", [1e-60, 1e-8, 1e8, 1e60])
+def test_limits_do_not_depend_on_units(scale: float) -> None:
+    Q, mu = random_case(5, 4, 3)
+    field, other = (
+        of.SoftmaxAttention(Q, -Q, np.eye(3)),
+        of.SoftmaxAttention(Q / scale, -Q / scale, np.eye(3)),
+    )
+    wide = of.limit(other, of.Gaussian(mu.mean, scale * mu.root))
+    assert gap(wide.measure.cov / scale**2, of.limit(field, mu).measure.cov) < 1e-6
+
+
+@pytest.mark.parametrize("d", [2, 4])
+def test_explosions_are_timed(d: int) -> None:
+    rng = np.random.default_rng(d)
+    A, mu = rng.standard_normal((50, d, d)), of.Gaussian(np.zeros((50, d)), rng.standard_normal((50, d, d)))
+    found = of.limit(of.SoftmaxAttention(A, np.eye(d), np.eye(d)), mu, on_failure="return")
+    exact = closed_forms.softmax_blow_up_time(mu.cov, A)
+    finite = torch.isfinite(exact)
+    assert bool(finite.any())
+    assert (found.status[finite.numpy()] == "blow_up").all()
+    assert float((found.blow_up_time / exact - 1)[finite].abs().max()) < 1e-3
+
+
+def test_growth_without_end_is_an_explosion_at_infinity() -> None:
+    """Sinkhorn attention with V = A = I never blows up in finite time, but grows."""
+    found = of.limit(
+        of.SinkhornAttention(np.eye(2), np.eye(2), np.eye(2)), of.Gaussian([0.0, 0.0], np.eye(2))
+    )
+    assert found.status == "blow_up"
+    assert float(found.blow_up_time) == np.inf
+
+
+def test_a_mean_that_grows_makes_the_law_diverge() -> None:
+    field = of.SoftmaxAttention([[1.0, 0.0]], [[-1.0, 0.0]], np.eye(2))
+    assert of.limit(field, of.Gaussian([0.0, 1.0], np.eye(2))).status == "blow_up"
+    assert of.limit(field, of.Gaussian([0.0, 0.0], np.eye(2))).status == "ok"
+
+
+def test_a_law_at_rest_is_its_own_limit() -> None:
+    field = of.SoftmaxAttention([[1.0, 0.0]], [[-1.0, 0.0]], np.eye(2))
+    mu = of.Gaussian([0.0, 0.0], [[0.0], [2.0]])
+    found = of.limit(field, mu)
+    assert found.status == "ok"
+    assert int(found.rank) == 1
+    assert torch.equal(found.measure.cov, mu.cov)
+
+
+def test_exponential_convergence_has_a_large_rate() -> None:
+    """Linear decay of one direction: S11 = exp(-2t)."""
+    field = of.Perceptron([[-1.0, 0.0], [0.0, 0.0]], np.eye(2), activation=None)
+    found = of.limit(field, of.Gaussian([0.0, 0.0], np.eye(2)))
+    assert int(found.rank) == 1
+    assert float(found.rate) > 3
+    assert float((found.measure.cov - torch.diag(torch.tensor([0.0, 1.0]))).abs().max()) < 1e-7
+
+
+def test_a_law_that_oscillates_has_no_limit_and_says_so() -> None:
+    turn = of.Perceptron([[0.0, -1.0], [1.0, 0.0]], np.eye(2), activation=None)
+    mu = of.Gaussian([0.0, 0.0], np.diag([2.0, 1.0]))
+    with pytest.raises(of.ConvergenceError, match=r"1 of 1 laws.*oscillate.*on_failure") as caught:
+        of.limit(turn, mu, max_steps=200)
+    assert caught.value.result.status == "budget"
+    assert of.limit(turn, mu, max_steps=200, on_failure="return").status == "budget"
+
+
+def test_members_of_a_batch_have_verdicts_of_their_own() -> None:
+    A = np.stack([np.diag([-1.0, 0.0]), np.diag([1.0, 0.0]), np.zeros((2, 2))])
+    mu = of.Gaussian(np.zeros((3, 2)), np.stack([np.eye(2)] * 3))
+    found = of.limit(of.SoftmaxAttention(A, np.eye(2), np.eye(2)), mu)
+    assert found.status.tolist() == ["ok", "blow_up", "ok"]
+    assert found.rank[[0, 2]].tolist() == [1, 2]
+    assert found.blow_up_time[1].item() == pytest.approx(0.5, rel=1e-6)
+    one = found.member(0)
+    assert one.status == "ok"
+    assert repr(one).startswith("Limit(status='ok', rank=1, spectrum=[1, ")
+    assert repr(found) == "Limit(batch=(3,))"
+
+
+def test_batches_of_several_axes_keep_their_shape() -> None:
+    Q, mu = random_case(6, 6, 3)
+    wide = of.Gaussian(mu.mean.reshape(2, 3, 3), mu.root.reshape(2, 3, 3, 3))
+    field = of.SoftmaxAttention(
+        Q.reshape(2, 3, 1, 3), -Q.reshape(2, 3, 1, 3), positive(7, 6, 3).reshape(2, 3, 3, 3)
+    )
+    flat = of.SoftmaxAttention(Q, -Q, positive(7, 6, 3))
+    a, b = of.limit(field, wide), of.limit(flat, mu)
+    assert a.status.shape == (2, 3)
+    assert a.spectrum.shape == (2, 3, 3)
+    assert gap(a.measure.cov.reshape(6, 3, 3), b.measure.cov) < 1e-9
+
+
+WRONG: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "a cloud": (of.SoftmaxAttention(*[[[1.0]]] * 3), of.Particles([[1.0]]), {}),
+    "a field that is none": (lambda mu: mu, of.Gaussian([0.0], [[1.0]]), {}),
+    "a tolerance of zero": (of.SoftmaxAttention(*[[[1.0]]] * 3), of.Gaussian([0.0], [[1.0]]), {"tol": 0.0}),
+    "no decades": (of.SoftmaxAttention(*[[[1.0]]] * 3), of.Gaussian([0.0], [[1.0]]), {"decades": 0}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_input_is_refused(name: str) -> None:
+    field, mu, options = WRONG[name]
+    with pytest.raises(of.InputError):
+        of.limit(field, mu, **options)
+
+
+def test_a_field_without_closure_is_refused_with_its_name() -> None:
+    with pytest.raises(of.InputError, match="SigmoidAttention"):
+        of.limit(of.SigmoidAttention(*[[[1.0]]] * 3), of.Gaussian([0.0], [[1.0]]))
