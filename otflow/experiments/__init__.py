@@ -25,6 +25,46 @@ REGISTRY: dict[str, Entry] = {
         title="Six kinds of attention move a cloud of tokens",
         source="Castin, Ablin, Carrillo, Peyré 2025, arXiv 2501.18322",
     ),
+    "castin-fig1": Entry(
+        module="otflow.experiments.castin_fig1",
+        title="Covariances under attention that contracts",
+        source="Castin, Ablin, Carrillo, Peyré 2025, arXiv 2501.18322, Fig. 1",
+    ),
+    "castin-fig2": Entry(
+        module="otflow.experiments.castin_fig2",
+        title="Covariances under attention that explodes",
+        source="Castin, Ablin, Carrillo, Peyré 2025, arXiv 2501.18322, Fig. 2",
+    ),
+    "castin-l2": Entry(
+        module="otflow.experiments.castin_l2",
+        title="The same pictures under L2 attention",
+        source="Castin, Ablin, Carrillo, Peyré 2025, arXiv 2501.18322, appendix",
+    ),
+    "castin-multihead": Entry(
+        module="otflow.experiments.castin_multihead",
+        title="The same pictures with two heads",
+        source="Castin, Ablin, Carrillo, Peyré 2025, arXiv 2501.18322, appendix",
+    ),
+    "castin-sinkhorn": Entry(
+        module="otflow.experiments.castin_sinkhorn",
+        title="The same pictures under Sinkhorn attention",
+        source="Castin, Ablin, Carrillo, Peyré 2025, arXiv 2501.18322, appendix",
+    ),
+    "castin-fig3": Entry(
+        module="otflow.experiments.castin_fig3",
+        title="The rank of the limits, exactly and as the figure counts it",
+        source="Castin, Ablin, Carrillo, Peyré 2025, arXiv 2501.18322, Fig. 3 and appendix",
+    ),
+    "castin-errata": Entry(
+        module="otflow.experiments.castin_errata",
+        title="Errata: what is printed, what is true, and the computation that tells",
+        source="Castin, Ablin, Carrillo, Peyré 2025, arXiv 2501.18322, with its poster and scripts",
+    ),
+    "gaussian-particles": Entry(
+        module="otflow.experiments.gaussian_particles",
+        title="Clouds sampled from a Gaussian follow its flow, until the tail that matters has no tokens",
+        source="Castin, Ablin, Carrillo, Peyré 2025, arXiv 2501.18322, section 4",
+    ),
 }
 
 

@@ -1,0 +1,245 @@
+"""The rank of the limits, exactly and as the figure counts it
+
+Figure 3 of Castin, Ablin, Carrillo and Peyré (2025) and its L2 twin in the appendix follow a hundred random
+covariances in dimension 3, 4 and 5 through attention with scores A = -Q^T Q of rank floor(d/2), once with
+V = I and once with a random V = V^T > 0, and count the ranks of the limits. The histograms there spread over
+several ranks. Here the same hundred flows, from the same streams of random numbers, are followed to their
+limits.
+
+For V = I the limit is known: its rank is d - rank(A + A^T) = ceil(d/2), always. So the spread is not one of
+ranks. Two things make it. The figure counts eigenvalues above 0.1, and true limits have smaller ones: the
+second bars count so on exact limits. And it integrates the covariance by explicit Euler steps that jump out
+of the semidefinite cone and are projected back, which cuts off eigenvalues that the flow keeps: the third
+bars. (Our Euler runs take at most a few thousand steps; the few that would go on hardly change the counts.)
+
+For V = V^T > 0 the Lyapunov function tr(V^-1 S) falls, so nothing can diverge, and limits satisfy
+(A + A^T) S = 0, so that their rank is at most ceil(d/2). Flows whose V is so ill-conditioned that they do not
+settle within the steps allowed are left out of the first two bars, and runs in which Euler steps diverge all
+the same of the third; the titles tell how many those are. What vanishes is told from what stays by how fast
+it falls: eigenvalues that still fall like a power of the time have the limit zero, however large they are,
+and those that have come to rest do not, however small.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.integrate import solve_ivp
+from torch import Tensor
+
+import otflow as of
+from otflow import closed_forms
+from otflow.experiments.base import Claim, Progress, Result
+from otflow.experiments.castin_parameters import PAPER, Outcome, Panel, histograms, projected_euler
+
+LEVEL = 0.1  # above which the figure counts an eigenvalue
+NAMES = {"3": "softmax", "A5": "L2"}
+VALUES = {1: "V = I", 2: "V = V^T > 0"}
+SERIES = ("exact rank", f"exact limit, eigenvalues > {LEVEL:g}", f"projected Euler, eigenvalues > {LEVEL:g}")
+WORST = 8  # how many flows with ill-conditioned V are checked by another integrator
+MAX_STEPS = 2000  # on the way to a limit; only ill-conditioned V need so many
+Key = tuple[str, int, int]
+
+
+class Run(NamedTuple):
+    """One histogram: where its flows start, where they truly end, and where Euler steps end."""
+
+    panel: Panel
+    limit: of.Limit
+    euler: Outcome
+
+    @property
+    def settled(self) -> np.ndarray:
+        """Which flows were followed to a limit, (N,)."""
+        return np.asarray(self.limit.status == "ok")
+
+    def series(self) -> dict[str, np.ndarray]:
+        """The ranks of the three bars."""
+        exact, euler = self.limit.measure.cov[self.settled], self.euler.covariances[~self.euler.diverged]
+        ranks = self.limit.rank[self.settled].numpy()
+        return dict(zip(SERIES, (ranks, above(exact), above(euler)), strict=True))
+
+
+def run(*, quick: bool, progress: Progress) -> Result:
+    """All flows, all claims, all figures."""
+    chosen = {key: panel for key, panel in histograms().items() if not quick or key[2] == 3}
+    runs = {}
+    for i, (key, panel) in enumerate(chosen.items()):
+        progress(i / len(chosen), f"Fig. {key[0]}, d = {key[2]}, {VALUES[key[1]]}")
+        runs[key] = _run(panel, quick=quick)
+    claims = [claim for key, found in runs.items() for claim in CLAIMS[key[1]](key, found)]
+    figures = {f"ranks-{NAMES[name]}": _draw(name, runs) for name in NAMES}
+    return Result(claims, figures, _data(runs))
+
+
+def above(S: Tensor) -> np.ndarray:
+    """How many eigenvalues of each covariance are above 0.1: what the figure takes for the rank.
+
+    >>> above(torch.diag(torch.tensor([1.0, 0.09]))).item()
+    1
+    """
+    return np.asarray((torch.linalg.eigvalsh(S) > LEVEL).sum(-1))
+
+
+def first(panel: Panel, count: int) -> Panel:
+    """The same picture with the first ``count`` of its runs.
+
+    >>> first(histograms()["3", 1, 4], 7).Q.shape
+    (7, 2, 4)
+    """
+    Q, K, V, S = (a[:count] for a in (panel.Q, panel.K, panel.V, panel.covariances))
+    return replace(panel, Q=Q, K=K, V=V, covariances=S)
+
+
+def _run(panel: Panel, *, quick: bool) -> Run:
+    panel = first(panel, 6) if quick else panel
+    budget = 400 if quick else MAX_STEPS
+    limit = of.limit(panel.field(), panel.gaussians(), on_failure="return", max_steps=budget)
+    S0, steps = torch.tensor(panel.covariances), 400 if quick else 2500
+    euler = projected_euler(panel.rate(), S0, h=panel.h, tol_low=panel.tol, max_iter=steps)
+    return Run(panel, limit, euler)
+
+
+def _where(key: Key) -> str:
+    return f"{NAMES[key[0]]}, d = {key[2]}, {VALUES[key[1]]}"
+
+
+def _identity_claims(key: Key, found: Run) -> list[Claim]:
+    """V = I: the rank, and the limit itself."""
+    exact = closed_forms.softmax_limit(found.panel.covariances, found.panel.A)
+    ranks = closed_forms.softmax_limit_rank(found.panel.covariances, found.panel.A)
+    gap = torch.linalg.matrix_norm(found.limit.measure.cov - exact) / torch.linalg.matrix_norm(exact)
+    half, source = (key[2] + 1) // 2, f"{found.panel.source}; {PAPER}, section 4"
+    return [
+        Claim.equal(
+            f"{_where(key)}: every limit has rank ceil(d/2) = {half} (limits of this rank)",
+            source,
+            predicted=float((ranks == half).sum()),
+            measured=float(((found.limit.rank == half).numpy() & found.settled).sum()),
+        ),
+        Claim.at_most(
+            f"{_where(key)}: the limit is N (N^T S0^-1 N)^-1 N^T, N spanning ker(A + A^T) (largest error)",
+            source,
+            bound=1e-6,
+            measured=float(gap.max()),
+        ),
+    ]
+
+
+def _positive_claims(key: Key, found: Run) -> list[Claim]:
+    """V > 0: what the Lyapunov function forbids."""
+    bound = closed_forms.softmax_limit_rank_bound(found.panel.A)
+    excess = (found.limit.rank - bound).numpy()[found.settled]
+    falls = found.settled & (_lyapunov(found) <= 1 + 1e-9)
+    source = f"{found.panel.source}; tr(V^-1 S) falls"
+    return [
+        Claim.at_most(
+            f"{_where(key)}: rank of the limit minus (d - rank(A + A^T)), largest of {len(excess)} limits",
+            source,
+            bound=0.0,
+            measured=float(excess.max()) if len(excess) else math.nan,
+        ),
+        Claim.equal(
+            f"{_where(key)}: flows out of {len(found.settled)} that diverge",
+            source,
+            predicted=0.0,
+            measured=float((found.limit.status == "blow_up").sum()),
+        ),
+        Claim.equal(
+            f"{_where(key)}: limits at which tr(V^-1 S) is no larger than at the start",
+            source,
+            predicted=float(found.settled.sum()),
+            measured=float(falls.sum()),
+        ),
+        _reference_claim(key, found),
+    ]
+
+
+def _reference_claim(key: Key, found: Run) -> Claim:
+    """The settled flows with the worst-conditioned V, followed by scipy's stiff method in the time log t."""
+    cond = np.linalg.cond(found.panel.V)  # beyond 1e8 the last eigenvalue is still on its way at e^20
+    chosen = [int(i) for i in np.argsort(-cond) if found.settled[i] and cond[i] < 1e8][:WORST]
+    errors = [_apart(found.limit.measure.cov[i].numpy(), _stiff(key[0], found.panel, i)) for i in chosen]
+    return Claim.at_most(
+        f"{_where(key)}: the limit against scipy's LSODA at t = e^20, for {len(chosen)} V with the largest "
+        f"condition numbers, up to {max(cond[chosen], default=math.nan):.1g} (largest relative error)",
+        "independent integration",
+        bound=1e-2,
+        measured=max(errors, default=math.nan),
+    )
+
+
+def _apart(S: np.ndarray, T: np.ndarray) -> float:
+    return float(np.linalg.norm(S - T) / np.linalg.norm(T))
+
+
+def _stiff(figure: str, panel: Panel, i: int) -> np.ndarray:
+    """S(e^20) for one run: dR/ds = e^s V R W, S = RR^T, from s = -16."""
+    d, Q, K, V = panel.d, panel.Q[i] / math.sqrt(panel.d), panel.K[i], panel.V[i]
+
+    def velocity(s: float, y: np.ndarray) -> np.ndarray:
+        R = y.reshape(d, d)
+        W = (K @ R).T @ (Q @ R)
+        if figure == "A5":
+            W = 2 * np.linalg.solve(np.eye(d) + 2 * (K @ R).T @ (K @ R), W)
+        return np.asarray(math.exp(s) * V @ R @ W).ravel()
+
+    start = np.linalg.cholesky(panel.covariances[i]).ravel()
+    end = solve_ivp(velocity, (-16.0, 20.0), start, method="LSODA", rtol=1e-8, atol=1e-12).y[:, -1]
+    return np.asarray(end.reshape(d, d) @ end.reshape(d, d).T)
+
+
+def _lyapunov(found: Run) -> np.ndarray:
+    """tr(V^-1 S) at the end, in units of its value at the start, (N,)."""
+    end, start = found.limit.measure.cov, found.panel.covariances
+    ends, starts = (closed_forms.softmax_lyapunov(S, found.panel.V) for S in (end, start))
+    return np.asarray(ends / starts)
+
+
+CLAIMS = {1: _identity_claims, 2: _positive_claims}
+
+
+def _data(runs: dict[Key, Run]) -> dict[str, np.ndarray[Any, Any]]:
+    out = {}
+    for (figure, row, d), found in runs.items():
+        name = f"{NAMES[figure]}_row{row}_d{d}"
+        out[f"rank_{name}"] = np.where(found.settled, found.limit.rank.numpy(), -1)
+        out[f"spectrum_{name}"] = found.limit.spectrum.numpy()
+        out[f"slopes_{name}"] = found.limit.slopes.numpy()
+        out[f"euler_spectrum_{name}"] = torch.linalg.eigvalsh(found.euler.covariances).flip(-1).numpy()
+        out[f"euler_diverged_{name}"] = found.euler.diverged.numpy()
+    return out
+
+
+# --- figures -----------------------------------------------------------------------------------------
+
+
+def _draw(figure: str, runs: dict[Key, Run]) -> Any:
+    keys = [key for key in runs if key[0] == figure]
+    cols = len(keys) // len(VALUES)
+    fig, axes = of.plot.figure(len(VALUES), cols, size=(3.5 * max(cols, 2), 6.4))
+    for ax, key in zip(axes.flat, keys, strict=True):
+        _bars(ax, key, runs[key])
+    bars, words = axes[0, 0].get_legend_handles_labels()
+    fig.legend(bars, words, loc="outside upper center", ncols=3, frameon=False)
+    return fig
+
+
+def _bars(ax: Any, key: Key, found: Run) -> None:
+    of.plot.ranks(found.series(), d=key[2], ax=ax, width=0.86)
+    ax.get_legend().remove()
+    lost = int(found.euler.diverged.sum())
+    values = VALUES[key[1]].replace("V^T", "$V^{\\top}$").replace("V ", "$V$ ")
+    ax.set_title(
+        f"{NAMES[key[0]]}, $d$ = {key[2]}, {values}" + f"; Euler: {lost} diverge" * (lost > 0), fontsize=9
+    )
+    ax.set(xlabel="", ylabel="flows" if key[2] == 3 else "", ylim=(0, 1.12 * len(found.settled)))
+    ax.axvspan(
+        (key[2] + 1) // 2 - 0.5, (key[2] + 1) // 2 + 0.5, color=of.plot.FAINT, alpha=0.35, lw=0, zorder=-1
+    )
+    if key[1] == 2:
+        ax.set_xlabel("rank of the limit (shaded: ceil(d/2))")
