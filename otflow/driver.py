@@ -22,9 +22,10 @@ from otflow.noise import BrownianPath, Noise
 from otflow.recorder import Observables, Recorder, observables
 from otflow.schedule import End, saves_start, schedule
 from otflow.steppers import Memory, Step, Stepper
-from otflow.tangent import as_tangent
+from otflow.tangent import align, as_tangent
 from otflow.trajectory import Trajectory
 
+MANY, FEW = 512, 0.7  # a batch of so many goes on without those that have arrived once so few are left
 ORDER = "flow takes a measure such as Particles(x), a field and a stepper, in this order"
 Stop = Callable[[Tensor, Measure], Any]
 
@@ -231,10 +232,41 @@ def _advance(run: Run, problem: Problem, end: float, limits: Limits, log: Record
         if _exhausted(run, limits):
             yield _end(run, "budget", f"budget used up at t = {float(run.t.max()):g} after {run.steps} steps")
             return
+        if (some := _some(run, problem, limits, left > 0)) is not None:
+            for part in _advance(*some, end, limits, log):
+                latest = part
+            run = _scattered(run, left > 0, latest)
+            yield run
+            continue
         run = _step(run, problem, end, left, log)
         if limits.stop is not None:
             run = _mark(run, status.code("stopped"), _verdict(limits.stop(run.t, run.mu), run))
         yield run
+
+
+def _some(run: Run, problem: Problem, limits: Limits, which: Tensor) -> tuple[Run, Problem] | None:
+    """The members that have not arrived, as a run of their own, once they are few enough to be worth it."""
+    plain = run.memory.carry is None and limits.stop is None and not torch.is_grad_enabled()
+    if not plain or not which.ndim or which.numel() < MANY or which.sum() > FEW * which.numel():
+        return None
+    if (field := problem.field.pick(which)) is None:
+        return None
+    first, error = run.memory.first, run.memory.error
+    memory = Memory(None, first and first.map(lambda a: a[which]), None if error is None else error[which])
+    own = {name: getattr(run, name)[which] for name in ("mu", "t", "dt", "codes", "ended")}
+    return replace(run, memory=memory, **own), replace(problem, field=field)
+
+
+def _scattered(run: Run, which: Tensor, part: Run) -> Run:
+    """A run with some of its members replaced by the same ones at a later time."""
+
+    def fill(a: Tensor, b: Tensor) -> Tensor:
+        return b.masked_scatter(align(which, b).expand_as(b), a)
+
+    mu = run.mu.at(part.mu.coords.zip(run.mu.coords, fill))
+    t, dt = fill(part.t, run.t), fill(part.dt, run.dt)
+    codes, ended = fill(part.codes, run.codes), fill(part.ended, run.ended)
+    return replace(part, mu=mu, memory=Memory(), t=t, dt=dt, codes=codes, ended=ended)
 
 
 def _verdict(value: Any, run: Run) -> Tensor:

@@ -324,3 +324,23 @@ def test_a_linear_flow_follows_the_exponential_of_its_matrix() -> None:
     mu0 = of.Particles(normal(4, 3))
     traj = of.flow(mu0, Linear(matrix), of.Dopri5(rtol=1e-9, atol=1e-12), t1=1.0)
     torch.testing.assert_close(traj.final.x, mu0.x @ torch.linalg.matrix_exp(matrix).mT, rtol=1e-7, atol=1e-8)
+
+
+def test_a_large_batch_that_goes_on_without_those_that_have_arrived_keeps_every_member() -> None:
+    """Members with scores of very different size: some arrive in a few steps, some explode."""
+    rng = np.random.default_rng(0)
+    A = rng.standard_normal((600, 2, 2)) * 10 ** rng.uniform(-3, 1, (600, 1, 1))
+    mu = of.Gaussian(rng.standard_normal((600, 2)), rng.standard_normal((600, 2, 2)))
+    eye = np.eye(2)
+    together = of.flow(mu, of.SoftmaxAttention(A, eye, eye), of.Dopri5(), t1=0.3, save_at=[0.0, 0.1])
+    assert set(together.status) == {"ok", "blow_up"}
+    for i in range(0, 600, 37):
+        alone = of.flow(mu[i], of.SoftmaxAttention(A[i], eye, eye), of.Dopri5(), t1=0.3, save_at=[0.0, 0.1])
+        assert alone.status == together.status[i]
+        if alone.status == "ok":
+            assert all(
+                float((a - b).abs().max()) <= 1e-5 * float(b.abs().max())
+                for a, b in zip(together.final[i].coords, alone.final.coords, strict=True)
+            )
+        else:
+            assert float(together.blow_up_time[i]) == pytest.approx(float(alone.blow_up_time), rel=1e-5)
