@@ -129,6 +129,7 @@ STEPPERS: dict[str, Callable[[], of.Stepper]] = {
     "rk4": of.RK4,
     "dopri5": of.Dopri5,
     "dopri5_fixed": lambda: of.Dopri5(adaptive=False),
+    "rosenbrock": of.Rosenbrock,
 }
 
 # --- fields ------------------------------------------------------------------------------------------
@@ -209,9 +210,24 @@ DESCENTS: dict[str, Callable[[], of.VelocityField]] = {
     "descent": lambda: of.SteepestDescent(ENERGIES["sum"](), of.Wasserstein()),
     "twisted_descent": lambda: of.SteepestDescent(of.Interaction(bell), METRICS["twisted"]()),
     "matrix_descent": lambda: of.SteepestDescent(of.Potential(harmonic), METRICS["twisted_by_a_matrix"]()),
+    "scores_descent": lambda: of.SteepestDescent(of.SquaredScores(spd()), of.Wasserstein()),
+    "transport_descent": lambda: of.SteepestDescent(of.SelfTransport(spd(), 0.8), of.Wasserstein()),
+    "l2_descent": lambda: of.SteepestDescent(of.L2Energy(matrix(120), 0.7), of.Wasserstein()),
 }
 
-FIELDS: dict[str, Callable[[], of.VelocityField]] = {**ATTENTIONS, **CAUSAL, **OTHERS, **DESCENTS}
+PROJECTIONS: dict[str, Callable[[], of.VelocityField]] = {
+    "projected_sigmoid": lambda: of.GaussianProjection(of.SigmoidAttention(*QKV(121))),
+    "projected_perceptron": lambda: of.GaussianProjection(perceptron()),
+    "projected_block": lambda: of.GaussianProjection(of.SoftmaxAttention(*QKV(124)) + 0.5 * perceptron()),
+}
+
+FIELDS: dict[str, Callable[[], of.VelocityField]] = {
+    **ATTENTIONS,
+    **CAUSAL,
+    **OTHERS,
+    **DESCENTS,
+    **PROJECTIONS,
+}
 
 # --- which field moves which measure -----------------------------------------------------------------
 
@@ -226,6 +242,10 @@ def measures_for(field: str) -> tuple[str, ...]:
     """Names of the measures that a field of `FIELDS` can move."""
     if field in CAUSAL:
         return LABELLED
+    if field in PROJECTIONS or field == "l2_descent":
+        return GAUSSIANS
+    if field in ("scores_descent", "transport_descent"):
+        return CLOUDS + GAUSSIANS
     if field == "matrix_descent":
         return tuple(c for c in CLOUDS if c != "sphere") + GAUSSIANS
     gaussians = GAUSSIANS if field in CLOSED or field == "descent" else ()

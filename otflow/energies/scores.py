@@ -23,7 +23,7 @@ from otflow.measures import Gaussian, Measure, Particles
 from otflow.transport.costs import BilinearCost
 from otflow.transport.engines import Engine
 from otflow.transport.entropic import sinkhorn
-from otflow.transport.entropic_bures import _excess
+from otflow.transport.entropic_bures import excess
 from otflow.transport.newton import NewtonSinkhorn
 
 
@@ -245,7 +245,7 @@ def _transport_slope(n: Tensor) -> Tensor:
 
 def _l2_value(g: Tensor) -> Tensor:
     """sum_i (2 l_i - log(1 + 2 l_i)) over eigenvalues l >= 0."""
-    return _excess(2 * torch.linalg.eigvalsh(g).clamp(min=0)).sum(-1)
+    return excess(2 * torch.linalg.eigvalsh(g).clamp(min=0)).sum(-1)
 
 
 def _l2_slope(g: Tensor) -> Tensor:

@@ -40,24 +40,24 @@ class Perceptron(TokenField):
     def velocity_at(
         self, t: Tensor, mu: Particles, points: Tensor, label: Tensor | None, carry: Carry | None
     ) -> tuple[Tensor, Carry | None]:
-        W, U, b = self._weights(t, mu)
+        W, U, b = self.weights(t, mu)
         z = apply(U, points) if b is None else apply(U, points) + b[..., None, :]
         return apply(W, z if self.activation is None else self.activation(z)), None
 
     def closure(self, t: Tensor, mu: Gaussian) -> Tangent:
         if self.activation is not None:
             self.refuse(mu)
-        W, U, b = self._weights(t, mu)
+        W, U, b = self.weights(t, mu)
         mean = (U @ mu.mean[..., None])[..., 0]
         return Tangent([(W @ (mean if b is None else mean + b)[..., None])[..., 0], W @ U @ mu.root])
 
     def matrix(self, t: Tensor, mu: Gaussian) -> Tensor:
         if self.activation is not None:
             self.refuse(mu)
-        W, U, _ = self._weights(t, mu)
+        W, U, _ = self.weights(t, mu)
         return W @ U
 
-    def _weights(self, t: Tensor, mu: Measure) -> tuple[Tensor, Tensor, Tensor | None]:
+    def weights(self, t: Tensor, mu: Measure) -> tuple[Tensor, Tensor, Tensor | None]:
         d = mu.coords[0].shape[-1]
         W, U = fits(self.W, "W", 2, mu, t), fits(self.U, "U", 2, mu, t)
         if U.shape[-1] != d or W.shape[-2:] != U.mT.shape[-2:]:

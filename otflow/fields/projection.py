@@ -268,7 +268,7 @@ def _(field: Perceptron, t: Tensor, mu: Gaussian) -> Tangent:
     """E[act(y)] and E[act(y) xi] / s for y = mean + s xi, the law of a neuron; s = |R^T u|."""
     if field.activation is None:
         return field.closure(t, mu)
-    W, U, b = field._weights(t, mu)
+    W, U, b = field.weights(t, mu)
     UR = U @ mu.root
     mean = (U @ mu.mean[..., None])[..., 0] + (0 if b is None else b)
     s, felt = _lengths(UR.double())

@@ -271,11 +271,11 @@ def _bregman(now: _Blur, other: _Blur, change: Tensor, eps: Tensor) -> Tensor:
     for sign, y in ((1.0, 1 + other.g), (-1.0, other.less)):
         scale = y.rsqrt()
         x = sign * torch.linalg.eigvalsh(moved * scale[..., :, None] * scale[..., None, :])
-        total = total + _excess(x).sum(-1)
+        total = total + excess(x).sum(-1)
     return total
 
 
-def _excess(x: Tensor) -> Tensor:
+def excess(x: Tensor) -> Tensor:
     """x - log(1 + x), also for small x: with u = x / (2 + x) it is x u - 2 (u^3 / 3 + u^5 / 5 + ...)."""
     small = x.abs() < 0.5
     u = torch.where(small, x / (2 + x), torch.zeros_like(x))
