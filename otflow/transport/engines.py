@@ -80,6 +80,8 @@ class _Matrix(Engine):
         rows, columns = (torch.isfinite(w[0]) for w in (one.loga, one.logb))
         cost, G = -one.scores.dense()[0], torch.zeros_like(one.logb[0])
         a, b = one.loga[0].exp()[rows], one.logb[0].exp()[columns]
+        if not bool(torch.isfinite(cost[rows][:, columns]).all()):
+            return torch.full_like(G, torch.nan), 0  # beyond floating point, where other libraries assert
         G[columns], used = self.solve(cost[rows][:, columns], a, b, tol, max_iter)
         return G, used
 

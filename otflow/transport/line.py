@@ -88,11 +88,16 @@ def _potentials(X: Tensor, Y: Tensor, mass: Tensor, unit: Tensor, p: float) -> t
 
 def _extend(x: Tensor, y: Tensor, f: Tensor, g: Tensor, unit: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """Potentials also of atoms without mass, which have -inf so far: the largest ones that are feasible."""
-    if bool(torch.isinf(f).any()):
-        f = torch.where(torch.isinf(f), _conjugate(x, y, g, unit, p), f)
-    if bool(torch.isinf(g).any()):
-        g = torch.where(torch.isinf(g), _conjugate(y, x, f, unit, p), g)
-    return f, g
+    f = _filled(x, y, f, g, unit, p)
+    return f, _filled(y, x, g, f, unit, p)
+
+
+def _filled(x: Tensor, y: Tensor, f: Tensor, g: Tensor, unit: Tensor, p: float) -> Tensor:
+    empty = torch.isinf(f).any(0)  # only these columns: the conjugate of all would be quadratic
+    if not bool(empty.any()):
+        return f
+    some = torch.where(torch.isinf(f[:, empty]), _conjugate(x[:, empty], y, g, unit, p), f[:, empty])
+    return f.masked_scatter(empty.expand_as(f), some)
 
 
 def _conjugate(x: Tensor, y: Tensor, g: Tensor, unit: Tensor, p: float) -> Tensor:

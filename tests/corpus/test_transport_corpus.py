@@ -128,8 +128,9 @@ def test_03_costs_of_1e32_next_to_costs_of_one_do_not_spoil_the_plan(far: float)
     assert of.wasserstein(of.Particles(x), of.Particles(y)).item() ** 2 == pytest.approx(sum(halves) / 2)
 
 
-@defect("squares of small differences underflow next to large ones")
-@pytest.mark.parametrize("far", [1e160, 1e200])
+@pytest.mark.parametrize(
+    "far", [pytest.param(1e160, marks=defect("tiny costs are lost among the pairs of the solver")), 1e200]
+)
 def test_03_near_points_do_not_lose_their_distance_because_others_are_very_far(far: float) -> None:
     x, y = np.zeros((2, 4, 2))
     x[2:, 0] = y[2:, 0] = far
