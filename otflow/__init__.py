@@ -34,7 +34,6 @@ _HOME = {
         "Plan",
         "PowerCost",
         "RelaxedConditional",
-        "Rosenbrock",
         "bures",
         "bures_barycentre",
         "bures_exp",

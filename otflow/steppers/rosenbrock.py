@@ -54,7 +54,7 @@ class Rosenbrock(Adaptive):
 
     def step(self, field: VelocityField, t: Tensor, dt: Tensor, mu: Measure, memory: Memory) -> Step:
         _refuse_gradients(field, t, mu)
-        h = torch.where(dt > 0, dt, torch.ones_like(dt))  # members that have ended do not move
+        h = torch.where(dt > 0, dt, torch.ones_like(dt))  # members that wait or have ended do not move
         done = Stages([memory.first], memory.carry) if memory.first else _evaluated(field, t, mu, memory)
         J, slope = _jacobian(field, t, mu)
         solve, rise = _solver(J, h), h[..., None] * slope
@@ -65,7 +65,7 @@ class Rosenbrock(Adaptive):
                 done = done.after(*field.evaluate(stage_time(t, h, c), here, done.carry))
             rhs = _flat(done.v[-1], mu) + g * rise
             k.append(solve(rhs + _sum(b, k) / h[..., None] if k else rhs))
-        moved = mu.move(_unflat(_sum(M, k), mu))
+        moved = mu.move(_unflat(torch.where(dt[..., None] > 0, _sum(M, k), 0.0), mu))
         done = done.after(*field.evaluate(stage_time(t, h, 1.0), moved, done.carry))
         step = self.conclude(t, dt, mu, moved, _unflat(_sum(E, k), mu), done, memory.error)
         return replace(step, dt_next=step.dt_next.clamp(max=self.longest))

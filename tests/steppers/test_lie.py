@@ -100,7 +100,7 @@ def test_long_steps_neither_lose_rank_nor_explode_where_residual_layers_do() -> 
 
 
 def test_members_of_a_batch_move_as_they_do_alone() -> None:
-    mu, field = law(17, 3, 3, (300,)), of.L2Attention(*weights(18, 2, 3))
+    mu, field = law(17, 3, 3, (600,)), of.L2Attention(*weights(18, 2, 3))
     together = of.flow(mu, field, of.Lie(), t1=1.0, dt=0.25).final
     alone = of.flow(mu[7], field, of.Lie(), t1=1.0, dt=0.25).final
     assert float((together[7].root - alone.root).abs().max()) < 1e-13

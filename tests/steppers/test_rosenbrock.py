@@ -51,6 +51,22 @@ def test_members_of_a_batch_go_at_their_own_pace() -> None:
         assert float((alone.root - together[i].root).abs().max()) < 1e-12
 
 
+def test_members_that_wait_for_others_at_a_save_time_stand_still() -> None:
+    one, roots = np.ones((1, 1)), np.array([[[0.3]], [[0.9]]])
+    ts = np.linspace(0.0, 0.5, 41)
+    traj = of.flow(
+        of.Gaussian(np.zeros((2, 1)), roots),
+        of.SoftmaxAttention(one, one, one),
+        of.Rosenbrock(),
+        t1=0.5,
+        save_at=ts,
+    )
+    s0 = roots[:, 0, 0] ** 2
+    exact = s0 / (1 - 2 * s0 * ts[:, None])
+    got = np.stack([g.cov.numpy()[:, 0, 0] for g in traj.measures])  # type: ignore[attr-defined]
+    assert np.abs(got / exact - 1).max() < 1e-4
+
+
 def test_a_few_tokens_can_be_stepped_too() -> None:
     rng = np.random.default_rng(1)
     mu = of.Particles(rng.standard_normal((4, 2)))
