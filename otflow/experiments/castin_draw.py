@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 import otflow as of
 from otflow.experiments.castin_parameters import Panel
@@ -20,24 +16,21 @@ INK = of.plot.INK
 REACH = 1.22  # half the width of a disk with its words
 
 
-def board(cols: int, *, cones: Collection[int] = ()) -> tuple[Figure, Array]:
+def board(cols: int, *, cones: Collection[int] = ()) -> tuple[Any, Array]:
     """Two rows of axes, above for orbits and below for numbers; those of ``cones`` in the first row are 3-d.
 
     >>> board(2, cones=[1])[1].shape
     (2, 2)
     """
     fig, axes = of.plot.figure(2, cols, size=(3.3 * cols, 6.4))
-    with mpl.rc_context(of.plot.STYLE):
-        for k in cones:
-            place = axes[0, k].get_subplotspec()
-            axes[0, k].remove()
-            axes[0, k] = fig.add_subplot(place, projection="3d")
+    for k in cones:
+        axes[0, k] = of.plot.spatial(axes[0, k])
     engine: Any = fig.get_layout_engine()
     engine.set(w_pad=0.08, h_pad=0.08)
     return fig, axes
 
 
-def titled(ax: Axes, panel: str, words: str) -> None:
+def titled(ax: Any, panel: str, words: str) -> None:
     """The name of the panel in bold, then what is seen.
 
     >>> titled(board(1)[1][0, 0], "1a", "all shrink")
@@ -46,7 +39,7 @@ def titled(ax: Axes, panel: str, words: str) -> None:
 
 
 def discs(
-    ax: Axes, traj: of.Trajectory, *, color: Any = BLUE, many: bool = False, size: float | None = None
+    ax: Any, traj: of.Trajectory, *, color: Any = BLUE, many: bool = False, size: float | None = None
 ) -> None:
     """Orbits up to scale, in the unit disk; thinner ones if there are many.
 
@@ -57,7 +50,7 @@ def discs(
     ax.set(xlim=(-REACH, REACH), ylim=(-REACH, REACH))
 
 
-def rim(ax: Axes, line: Array, word: str, *, color: str = INK, reach: float = 1.12) -> None:
+def rim(ax: Any, line: Array, word: str, *, color: str = INK, reach: float = 1.12) -> None:
     """Mark where the matrices uu^T are on the circle, for one line u of the plane.
 
     >>> rim(board(1)[1][0, 0], np.array([1.0, 0.0]), "here")
@@ -69,7 +62,7 @@ def rim(ax: Axes, line: Array, word: str, *, color: str = INK, reach: float = 1.
     ax.text(reach * x, reach * y, word, color=color, fontsize=8, ha=side, va="center")
 
 
-def mark(ax: Axes, M: Array, word: str, *, color: str = RED) -> None:
+def mark(ax: Any, M: Array, word: str, *, color: str = RED) -> None:
     """A ring around one matrix in the disk.
 
     >>> mark(board(1)[1][0, 0], np.eye(2), "I")
@@ -104,7 +97,7 @@ def settled(ax: Any, p: Panel, traj: of.Trajectory) -> None:
     rays(ax, lines, ax.get_zlim()[1])
 
 
-def eigenvalues(ax: Axes, traj: of.Trajectory, *, floor: float = 1e-12) -> None:
+def eigenvalues(ax: Any, traj: of.Trajectory, *, floor: float = 1e-12) -> None:
     """Both eigenvalues of every member against time, on logarithmic axes.
 
     >>> from otflow.experiments.castin_runs import follow, panel
@@ -116,7 +109,7 @@ def eigenvalues(ax: Axes, traj: of.Trajectory, *, floor: float = 1e-12) -> None:
     key(ax, {"larger": BLUE, "smaller": RED}, loc="lower left")
 
 
-def slope(ax: Axes, t: Array, values: Array, word: str) -> None:
+def slope(ax: Any, t: Array, values: Array, word: str) -> None:
     """A dotted line to compare with.
 
     >>> slope(board(1)[1][0, 0], np.ones(2), np.ones(2), "1/t")
@@ -126,7 +119,7 @@ def slope(ax: Axes, t: Array, values: Array, word: str) -> None:
 
 
 def traces(
-    ax: Axes, traj: of.Trajectory, *, color: Any = BLUE, weight: Any = ((1.0, 0.0), (0.0, 1.0))
+    ax: Any, traj: of.Trajectory, *, color: Any = BLUE, weight: Any = ((1.0, 0.0), (0.0, 1.0))
 ) -> None:
     """tr W S W^T of every member against time, over its start; ``color`` may hold one colour per member.
 
@@ -141,7 +134,7 @@ def traces(
     ax.set(xlabel="t", ylabel="tr $S$, over its start", yscale="log")
 
 
-def against(ax: Axes, exact: Array, found: Array, word: str) -> None:
+def against(ax: Any, exact: Array, found: Array, word: str) -> None:
     """Measured blow-up times over predicted ones: on the diagonal if they agree.
 
     >>> against(board(1)[1][0, 0], np.array([1.0, 2.0]), np.array([1.0, 2.0]), "closed form")
@@ -162,6 +155,5 @@ def key(ax: Any, meaning: dict[str, str], *, loc: str = "best") -> None:
 
     >>> key(board(1)[1][0, 0], {"blows up": "red"})
     """
-    dots = [Line2D([], [], marker="o", ls="", ms=4, color=c) for c in meaning.values()]
-    with mpl.rc_context(of.plot.STYLE):
-        ax.legend(dots, list(meaning), loc=loc, handletextpad=0.2, fontsize=8)
+    dots = [ax.plot([], [], "o", ms=4, color=c)[0] for c in meaning.values()]
+    ax.legend(dots, list(meaning), loc=loc, handletextpad=0.2, fontsize=8, frameon=False)

@@ -21,7 +21,8 @@ two-headed picture of the appendix is run with one head, which is softmax. The h
 eigenvalues above 0.1, leave out ranks above ceil(d/2), and rest on coarse projected Euler steps, some of
 which diverge although tr(V^-1 S) cannot grow. (The order in which the scripts draw V for the second row is
 our reading; that no flow diverges does not depend on it.) Lie steps, S <- e^{hB} S e^{hB^T}, do better at the
-same length, while those of a residual layer, (I + hB) S (I + hB)^T, do worse.
+same length, while those of a residual layer, (I + hB) S (I + hB)^T, do worse. In the L2 picture with both
+behaviours, runs count as divergent once their trace passes 1000; these turn and converge (castin-l2).
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ from otflow.experiments.castin_parameters import (
     projected_euler,
     residual,
 )
+from otflow.experiments.castin_runs import reference
 from otflow.experiments.quadrature import nodes, normalised, power, scaled
 
 POSTER = f"poster of {PAPER}"
@@ -79,7 +81,7 @@ def run(*, quick: bool, progress: Progress) -> Result:
     progress(0.9, "figures")
     figures = {
         "formulas": draw.formulas(order),
-        "ranks": draw.ranks(20 if quick else 100),
+        "ranks": draw.ranks(8 if quick else 100),
         "steps": draw.steps(),
     }
     return Result(claims, figures, _data(coarse))
@@ -234,21 +236,25 @@ def _march(panel: Panel, step: Any, **options: Any) -> Outcome:
 
 
 def _picture_claims(*, quick: bool) -> list[Claim]:
-    step, most = (60, 1500) if quick else (12, 3000)
-    soft, l2, heads = (_thinned(panels()[name], step) for name in ("1d", "A2 L2 mixed", "A3 heads"))
-    drawn = [float(_traces(_march(p, projected_euler, max_iter=most).covariances).mean()) for p in (soft, l2)]
+    names, step = ("1d", "A2 L2 mixed", "A3 heads"), 60 if quick else 12
+    soft, l2, heads = (_thinned(panels()[name], step) for name in names)
+    drawn = [
+        float(_traces(torch.from_numpy(reference(p, length=800.0, own_time=True).S)).mean())
+        for p in (soft, l2)
+    ]
     limit = of.limit(soft.field(), soft.gaussians(), on_failure="return")
     options = {"tol_low": 0.0, "h": 0.02, "max_iter": 1000}
     one = of.flow(heads.gaussians(), multihead(heads, 1), of.Dopri5(), t1=20.0, save_at=[0.0], stop=_huge)
     two = of.flow(heads.gaussians(), heads.field(), of.Dopri5(), t1=20.0, save_at=[0.0], stop=_huge)
     return [
         Claim.erratum(
-            "Fig. 1d, captioned softmax, shows the L2 run that overwrote it: mean trace of the limits",
+            "Fig. 1d, captioned softmax, shows the L2 run that overwrote it: mean trace of the limits from "
+            f"{len(limit.rank)} of its starts; both values by scipy's DOP853 on the covariances",
             f"{SCRIPTS}, trad_mixed_3d",
             printed=drawn[1],
             corrected=drawn[0],
             measured=float(_traces(limit.measure.cov).mean()),
-            rtol=0.02,
+            rtol=1e-3,
         ),
         Claim.erratum(
             f"appendix, two heads: starts out of {len(heads.covariances)} whose trace passes 1000 before "
@@ -273,7 +279,7 @@ def _threshold_claims(*, quick: bool) -> list[Claim]:
     """V = I: ranks of the limits, known in closed form, against eigenvalues above 0.1."""
     claims = []
     for d in DIMENSIONS[:1] if quick else DIMENSIONS:
-        panel, half = first(histograms()["3", 1, d], 20 if quick else 100), (d + 1) // 2
+        panel, half = first(histograms()["3", 1, d], 8 if quick else 100), (d + 1) // 2
         exact = closed_forms.softmax_limit(panel.covariances, panel.A)
         limit = of.limit(panel.field(), panel.gaussians(), on_failure="return")
         claims.append(
@@ -291,7 +297,7 @@ def _threshold_claims(*, quick: bool) -> list[Claim]:
 
 def _dropped_claim(*, quick: bool) -> Claim:
     """The rule of the histograms on limits of full rank: Fig. 1c, d = 2, two heads."""
-    panel = _thinned(panels()["1c"], 5 if quick else 1)
+    panel = _thinned(panels()["1c"], 20 if quick else 1)
     limit = of.limit(panel.field(), panel.gaussians(), on_failure="return")
     seen = (torch.linalg.eigvalsh(limit.measure.cov) > LEVEL).sum(-1)
     return Claim.erratum(

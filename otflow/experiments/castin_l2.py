@@ -53,7 +53,7 @@ END = 150.0  # time until which A3 is followed
 
 def run(*, quick: bool, progress: Progress) -> Result:
     """The four panels."""
-    p = {name: panel(name, quick=quick) for name in NAMES}
+    p = {name: panel(name, quick=quick, keep=9) for name in NAMES}  # 9 keeps one whose trace passes 1000
     runs: dict[str, of.Trajectory] = {}
     for i, name in enumerate(NAMES):
         progress(0.8 * i / len(NAMES), f"panel {name}")
@@ -79,8 +79,8 @@ def _flow(name: str, p: Panel, work: Effort) -> of.Trajectory:
     return follow(
         p,
         t1=END,
-        calm=10 * work.rtol,
-        rtol=work.rtol,
+        calm=100 * work.rtol,
+        rtol=10 * work.rtol,
         save_at=np.union1d(decades(END, count=work.saves), np.linspace(0.0, END, 31)),
     )
 
@@ -126,10 +126,18 @@ def _both(p: Panel, traj: of.Trajectory) -> list[Claim]:
             predicted=_resting(p, other.S),
             measured=int(ended(traj, "stopped").sum()),
         ),
+        Claim.erratum(
+            "A3: covariances that diverge; the scripts count those whose trace passes a thousand, but these "
+            "turn and converge",
+            f"released scripts of {PAPER}, L2_both; {SCIPY}",
+            printed=int((size.max(0) > 1e3).sum()),
+            corrected=len(p.covariances) - _resting(p, other.S),
+            measured=int((~ended(traj, "stopped")).sum()),
+        ),
         Claim.at_most(
             "A3: every limit lies along the stable u with u^T A u = 0 (largest angle, radians)",
             "linearisation at c uu^T: u^T (A + A^T) V u < 0 and u^T A V u < 0",
-            bound=1e-4,
+            bound=1e-5,
             measured=float(apart(S[-1], stable_lines(p))[0].max()),
         ),
         Claim.equal(

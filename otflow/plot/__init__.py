@@ -7,10 +7,11 @@ The house style `STYLE` is applied to what is created here and never set globall
 from otflow.plot.clouds import SPHERE, particles, trails
 from otflow.plot.curves import energy, ranks, spectra
 from otflow.plot.gaussians import cone, disk, ellipses
-from otflow.plot.style import COLOURS, FAINT, INK, PAPER, SEQUENCE, STYLE, figure
+from otflow.plot.style import COLOURS, FAINT, INK, PAPER, SEQUENCE, STYLE, figure, spatial
 
 __all__ = [
     "figure",
+    "spatial",
     "particles",
     "trails",
     "ellipses",

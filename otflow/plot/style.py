@@ -58,6 +58,22 @@ def figure(
     return fig, axes
 
 
+def spatial(ax: Axes) -> Any:
+    """New 3-d axes in the place of ``ax``, which is taken from its figure: for figures with both kinds.
+
+    >>> fig, axes = figure(1, 2)
+    >>> axes[0, 1] = spatial(axes[0, 1])
+    >>> [ax.name for ax in axes.flat]
+    ['rectilinear', '3d']
+    """
+    fig, place = ax.get_figure(), ax.get_subplotspec()
+    if not isinstance(fig, Figure) or place is None:
+        checks.fail("ax", repr(ax), "it must be one of a grid", "make it with otflow.plot.figure()")
+    ax.remove()
+    with mpl.rc_context(STYLE):
+        return fig.add_subplot(place, projection="3d")
+
+
 def canvas(ax: Axes | None, *, spatial: bool = False) -> Axes:
     """The given axes, or the current ones of pyplot; new ones if those do not fit."""
     if ax is not None:

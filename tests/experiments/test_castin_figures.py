@@ -22,8 +22,9 @@ def results() -> dict[str, Result]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_claim_holds(results: dict[str, Result], name: str) -> None:
-    assert [claim for claim in results[name].claims if claim.verdict != "holds"] == []
+def test_every_claim_holds_but_for_one_erratum(results: dict[str, Result], name: str) -> None:
+    others = [claim for claim in results[name].claims if claim.verdict != "holds"]
+    assert [claim.verdict for claim in others] == ["erratum found"] * (name == "castin-l2")
 
 
 @pytest.mark.parametrize("name", NAMES)
