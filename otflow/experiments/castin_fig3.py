@@ -15,8 +15,8 @@ bars. (Our Euler runs take at most 1500 steps; the few that would go on hardly c
 For V = V^T > 0 the Lyapunov function tr(V^-1 S) falls, so nothing can diverge, and limits satisfy
 (A + A^T) S = 0, so that their rank is at most ceil(d/2). All flows converge, although with condition numbers
 of V up to a billion some take until t = 1e13. Of the third bars those runs are left out in which Euler steps
-diverge all the same; the titles tell how many. Implicit steps are dear, so that only the first 50 of the
-hundred runs with V > 0 are followed in dimension 4, and the first 40 in dimension 5. What vanishes is told
+diverge all the same; the titles tell how many. Implicit steps are dear, so that only the first 40 of the
+hundred runs with V > 0 are followed in dimension 4, and the first 25 in dimension 5. What vanishes is told
 from what stays by how fast it falls: eigenvalues that still fall like a power of the time have the limit
 zero, however large they are, and those that have come to rest do not, however small.
 """
@@ -42,10 +42,10 @@ LEVEL = 0.1  # above which the figure counts an eigenvalue
 NAMES = {"3": "softmax", "A5": "L2"}
 VALUES = {1: "V = I", 2: "V = V^T > 0"}
 SERIES = ("exact rank", f"exact limit, eigenvalues > {LEVEL:g}", f"projected Euler, eigenvalues > {LEVEL:g}")
-WORST = 4  # how many flows with ill-conditioned V are checked by another integrator
-LATE = 20.0  # logarithm of the time at which they are
+WORST, COND = 4, 1e4  # how many flows are checked by another integrator, and the condition of V up to which
+LATE = 16.0  # logarithm of the time at which they are
 EXPLICIT = {1: 2000, 2: 500}  # steps on the way to a limit before ill-conditioned V get implicit ones
-FEWER = {(2, 4): 50, (2, 5): 40}  # rows and dimensions of which not all runs are followed
+FEWER = {(2, 4): 40, (2, 5): 25}  # rows and dimensions of which not all runs are followed
 Key = tuple[str, int, int]
 
 
@@ -168,19 +168,19 @@ def _positive_claims(key: Key, found: Run) -> list[Claim]:
 
 
 def _reference_claim(key: Key, found: Run) -> Claim:
-    """The worst-conditioned V, followed by scipy's stiff method in the time log t.
+    """Ill-conditioned V, followed by scipy's stiff method in the time log t.
 
-    This method does not get much further than t = e^20 before rounding makes its steps short. A flow that
-    still moves there says nothing about the limit, and the next V is taken in its place.
+    Beyond a condition of 1e4, and much later, rounding makes the steps of this method short. A flow that
+    still moves at the end says nothing about the limit, and the next V is taken in its place.
     """
     cond = np.linalg.cond(found.panel.V)
-    ends = ((int(i), _stiff(key[0], found.panel, int(i))) for i in np.argsort(-cond))
+    order = [int(i) for i in np.argsort(-cond) if cond[i] < COND]
+    ends = ((i, _stiff(key[0], found.panel, i)) for i in order)
     chosen = list(islice(((i, S) for i, (S, moves) in ends if moves < 1e-3), WORST))
     errors = [_apart(found.limit.measure.cov[i].numpy(), S) for i, S in chosen]
     return Claim.at_most(
-        f"{_where(key)}: the limit against scipy's BDF at t = e^{LATE:g}, for the {len(chosen)} V with the "
-        f"largest condition numbers, {cond[chosen[0][0]]:.1g} and less, whose flows are at rest by then "
-        "(largest relative error)",
+        f"{_where(key)}: the limit against scipy's BDF at t = e^{LATE:g}, for {len(chosen)} V of condition "
+        f"up to {cond[chosen[0][0]]:.2g} whose flows are at rest by then (largest relative error)",
         "independent integration",
         bound=1e-3,
         measured=max(errors),
@@ -192,7 +192,7 @@ def _apart(S: np.ndarray, T: np.ndarray) -> float:
 
 
 def _stiff(figure: str, panel: Panel, i: int) -> tuple[np.ndarray, float]:
-    """S(e^20) for one run, and |dS/ds| / |S| there: dR/ds = e^s V R W, S = RR^T, from s = -16."""
+    """S(e^16) for one run, and |dS/ds| / |S| there: dR/ds = e^s V R W, S = RR^T, from s = -16."""
     d, Q, K, V = panel.d, panel.Q[i] / math.sqrt(panel.d), panel.K[i], panel.V[i]
 
     def velocity(s: float, y: np.ndarray) -> np.ndarray:
