@@ -207,3 +207,36 @@ def test_wrong_input_is_refused(name: str) -> None:
 def test_a_field_without_closure_is_refused_with_its_name() -> None:
     with pytest.raises(of.InputError, match="SigmoidAttention"):
         of.limit(of.SigmoidAttention(*[[[1.0]]] * 3), of.Gaussian([0.0], [[1.0]]))
+
+
+@pytest.mark.parametrize("r", [1, 2, 3, 4])
+def test_a_law_at_rest_is_its_own_limit_whatever_its_root(r: int) -> None:
+    """Skew scores with V = I turn roots and move nothing."""
+    rng = np.random.default_rng(r)
+    mu = of.Gaussian(np.zeros(2), rng.standard_normal((2, r)))
+    found = of.limit(of.SoftmaxAttention([[0.0, 1.0], [-1.0, 0.0]], np.eye(2), np.eye(2)), mu)
+    assert int(found.rank) == min(2, r)
+    assert gap(found.measure.cov, mu.cov) < 1e-6
+
+
+def test_weights_that_jump_are_refused() -> None:
+    V = of.Layers(torch.stack([torch.zeros(2, 2), -torch.eye(2)]).double(), edges=[0.0, 1.0, 2.0])
+    with pytest.raises(of.InputError, match=r"switches.*last jump"):
+        of.limit(of.SoftmaxAttention(np.eye(2), np.eye(2), V), of.Gaussian([0.0, 0.0], np.eye(2)))
+
+
+def test_a_gradient_flow_has_the_limit_of_the_attention_that_it_equals() -> None:
+    A = np.diag([1.0, 0.0])
+    mu = of.Gaussian([0.0, 0.0], [[1.0, 0.5], [0.2, 0.8]])
+    descent = of.SteepestDescent(of.SquaredScores(A), of.Wasserstein())
+    a, b = of.limit(descent, mu), of.limit(of.SoftmaxAttention(A, np.eye(2), -A), mu)
+    assert int(a.rank) == int(b.rank) == 1
+    assert gap(a.measure.cov, b.measure.cov) < 1e-6
+
+
+def test_limits_in_single_precision_exist() -> None:
+    eye = torch.eye(2)
+    A = torch.tensor([[-1.0, 2.0], [-2.0, 0.0]])
+    found = of.limit(of.SoftmaxAttention(A, eye, eye), of.Gaussian(torch.zeros(2), eye), tol=1e-4, rtol=1e-5)
+    assert found.status == "ok"
+    assert found.measure.root.dtype == torch.float32

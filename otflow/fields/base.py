@@ -230,7 +230,9 @@ def _quotient(velocity: Tensor, mu: Gaussian) -> Tensor:
     """B with B R = velocity."""
     s = torch.linalg.svdvals(mu.root.detach())
     low = torch.nn.functional.pad(s, (0, max(0, mu.d - s.shape[-1])))[..., mu.d - 1]
-    if not bool((low > 1e-12 * s[..., 0]).all()):
+    if not bool(
+        (low > max(1e-12, 10 * max(mu.root.shape[-2:]) * torch.finfo(s.dtype).eps) * s[..., 0]).all()
+    ):
         checks.fail(
             "mu",
             f"{mu!r} with a singular covariance",

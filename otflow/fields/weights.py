@@ -141,7 +141,7 @@ def fits(w: Weight, name: str, keep: int, mu: Measure, t: Tensor) -> Tensor:
     """
     value = checks.alike(w(t), name, mu.coords[0], "the measure")
     if w.varies and t.ndim and value.ndim > keep + t.ndim:
-        value = _own(value, keep, mu.batch)
+        value = _own(value, keep, t)
     axes = tuple(value.shape[: max(0, value.ndim - keep)])
     paired = zip(reversed(axes), reversed(mu.batch), strict=False)
     if value.ndim < keep or len(axes) > len(mu.batch) or any(a not in (1, b) for a, b in paired):
@@ -154,14 +154,16 @@ def fits(w: Weight, name: str, keep: int, mu: Measure, t: Tensor) -> Tensor:
     return value
 
 
-def _own(value: Tensor, keep: int, batch: torch.Size) -> Tensor:
-    """The diagonal of (clocks, members, ...): member i at the time of member i."""
-    tail = value.shape[-keep:]
-    try:
-        square = value.expand(*batch, *batch, *tail).reshape(batch.numel(), batch.numel(), *tail)
-    except RuntimeError:
+def _own(value: Tensor, keep: int, t: Tensor) -> Tensor:
+    """Of a weight (*clocks, *members, ...), for each clock that of its member: clocks end in the members."""
+    members = value.shape[t.ndim : value.ndim - keep]
+    grid = torch.meshgrid(*(torch.arange(n, device=value.device) for n in t.shape), indexing="ij")
+    paired = list(zip(members, grid[t.ndim - len(members) :], strict=False))
+    if len(members) > t.ndim or any(
+        n not in (1, g.shape[t.ndim - len(members) + i]) for i, (n, g) in enumerate(paired)
+    ):
         return value  # `fits` says what is wrong
-    return square.diagonal(dim1=0, dim2=1).movedim(-1, 0).reshape(*batch, *tail)
+    return value[(*grid, *(g if n > 1 else torch.zeros_like(g) for n, g in paired))]
 
 
 def apply(matrix: Tensor, x: Tensor) -> Tensor:

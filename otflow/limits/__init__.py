@@ -25,6 +25,7 @@ from otflow.tangent import align
 
 __all__ = ["Limit", "limit"]
 
+LARGE = 1e-4  # an eigenvalue above this fraction of the largest one cannot fall while the law is at rest
 SHEER = 1e4  # |dR/dt| t / |R| beyond which growth is an explosion at a finite time
 ROUNDS = 2  # of implicit steps; a root that starts to turn only later is kept from it in the second one
 STRIDE = 0.4  # the longest implicit step in log t, to which the growth of t within a step means nothing
@@ -108,6 +109,14 @@ def limit(
     """
     mu0, field = checks.instance(mu0, Gaussian, "mu0"), checks.instance(field, VelocityField, "field")
     checks.raises(on_failure)
+    if field.switches:
+        checks.fail(
+            "field.switches",
+            field.switches,
+            "a limit is that of weights which do not jump any more",
+            "flow to the last jump first, and ask for the limit of the last layer",
+        )
+    mu0 = _narrow(mu0)
     options = _Options(
         tol=checks.positive(tol, "tol"),
         length=math.log(10) * checks.count(decades, "decades"),
@@ -127,6 +136,13 @@ def limit(
             result,
         )
     return result
+
+
+def _narrow(mu: Gaussian) -> Gaussian:
+    """The same law by a root with no more columns than rows: others could turn without end."""
+    if mu.root.shape[-1] <= mu.d:
+        return mu
+    return mu.at([mu.mean, torch.linalg.qr(mu.root.mT).R.mT])
 
 
 def _atol(mu0: Gaussian) -> float:
@@ -224,9 +240,10 @@ def _staying(run: _Run, modes: Modes) -> Tensor:
     other = Modes.of(run.path, run.s, shaken(run.mu))
     sure = ((other.slopes - modes.slopes).abs() < STAYS) & run.watch.explicit
     values, watch = modes.sigma.square(), run.watch
-    large = values > watch.tol * values[..., :1]
+    large, top = values > watch.tol * values[..., :1], values > LARGE * values[..., :1]
     nothing = values[..., :1] <= NOTHING * watch.size0[..., None]
-    stays: Tensor = (values > 0) & (modes.slopes.abs() < (STAYS + FALLS) / 2) & (large | sure) & ~nothing
+    rests = (modes.slopes.abs() < (STAYS + FALLS) / 2) & (large | sure)
+    stays: Tensor = (values > 0) & (top | rests) & ~nothing
     return stays
 
 

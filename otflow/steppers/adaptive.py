@@ -54,7 +54,7 @@ class Adaptive(Stepper):
             mu=where(accept, moved, mu),
             dt=torch.where(accept, dt, torch.zeros_like(dt)),
             dt_next=dt_next,
-            memory=Memory(done.carry, _choose(accept, done.v[-1], done.v[0]), size),
+            memory=Memory(done.carry, _choose(accept & (dt > 0), done.v[-1], done.v[0]), size),
             failed=_underflow(t, dt, dt_next, mu, done, failed),
             message=done.message,
             certificate=done.certificate if bool(accept.any()) else {},

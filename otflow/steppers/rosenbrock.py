@@ -57,14 +57,15 @@ class Rosenbrock(Adaptive):
         h = torch.where(dt > 0, dt, torch.ones_like(dt))  # members that wait or have ended do not move
         done = Stages([memory.first], memory.carry) if memory.first else _evaluated(field, t, mu, memory)
         J, slope = _jacobian(field, t, mu)
-        solve, rise = _solver(J, h), h[..., None] * slope
+        own = h.to(J.dtype)[..., None]  # clocks are in double precision, whatever the measure
+        solve, rise = _solver(J, own[..., None]), own * slope
         k: list[Tensor] = []
         for a, b, c, g in zip(A, B, C, G, strict=True):
             if c:
                 here = mu.move(_unflat(_sum(a, k), mu))
                 done = done.after(*field.evaluate(stage_time(t, h, c), here, done.carry))
             rhs = _flat(done.v[-1], mu) + g * rise
-            k.append(solve(rhs + _sum(b, k) / h[..., None] if k else rhs))
+            k.append(solve(rhs + _sum(b, k) / own if k else rhs))
         moved = mu.move(_unflat(torch.where(dt[..., None] > 0, _sum(M, k), 0.0), mu))
         done = done.after(*field.evaluate(stage_time(t, h, 1.0), moved, done.carry))
         step = self.conclude(t, dt, mu, moved, _unflat(_sum(E, k), mu), done, memory.error)
@@ -86,7 +87,7 @@ def _evaluated(field: VelocityField, t: Tensor, mu: Measure, memory: Memory) -> 
 def _solver(J: Tensor, h: Tensor) -> Callable[[Tensor], Tensor]:
     """b -> (I / (h gamma) - J)^-1 b; not finite where that is singular, so that the step is rejected."""
     eye = torch.eye(J.shape[-1], dtype=J.dtype, device=J.device)
-    LU, pivots, _ = torch.linalg.lu_factor_ex(eye / (GAMMA * h[..., None, None]) - J)
+    LU, pivots, _ = torch.linalg.lu_factor_ex(eye / (GAMMA * h) - J)
     return lambda b: torch.linalg.lu_solve(LU, pivots, b[..., None])[..., 0]
 
 

@@ -128,3 +128,10 @@ def test_a_step_has_gradients() -> None:
 def test_clouds_are_refused() -> None:
     with pytest.raises(of.InputError, match=r"Particles.*Gaussian.*Euler"):
         of.flow(of.Particles([[1.0]]), of.SoftmaxAttention(*[[[1.0]]] * 3), of.Lie(), t1=1.0, dt=0.1)
+
+
+def test_directions_that_single_precision_does_not_resolve_are_not_frozen_in_silence() -> None:
+    pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
+    thin = of.Gaussian(torch.zeros(2), torch.diag(torch.tensor([1.0, 1e-8])))
+    with pytest.raises(of.InputError, match="singular covariance"):
+        of.flow(thin, pull, of.Lie(), t1=1.0, dt=0.1)

@@ -87,3 +87,38 @@ def test_gradients_are_refused() -> None:
     mu = of.Gaussian(torch.zeros(1).double(), torch.ones(1, 1, dtype=torch.float64, requires_grad=True))
     with pytest.raises(of.DerivativeError, match="Dopri5"):
         of.flow(mu, of.SoftmaxAttention(*[[[1.0]]] * 3), of.Rosenbrock(), t1=0.1)
+
+
+def test_gradient_flows_have_a_jacobian() -> None:
+    A = torch.tensor([[1.0, 0.3], [0.3, 0.5]], dtype=torch.float64)
+    mu = of.Gaussian([0.0, 0.0], [[1.0, 0.2], [0.0, 0.7]])
+    descent = of.SteepestDescent(of.SquaredScores(A), of.Wasserstein())
+    attention = of.SoftmaxAttention(A, torch.eye(2).double(), -A)
+    u = of.Tangent([torch.zeros(2).double(), torch.tensor([[0.3, 1.0], [-0.5, 0.1]], dtype=torch.float64)])
+    expected = attention.jvp(0.0, mu, u)[1]
+    for field in (descent, descent + 0.0 * attention):
+        assert torch.allclose(field.jvp(0.0, mu, u)[1], expected, atol=1e-12)
+    steps = [of.flow(mu, f, of.Rosenbrock(), t1=1.0, save_at=[0.0]).steps for f in (descent, attention)]
+    assert steps[0] == steps[1]
+
+
+def test_single_precision_stays_single() -> None:
+    eye = torch.eye(2)
+    final = of.flow(
+        of.Gaussian(torch.zeros(2), eye), of.SoftmaxAttention(eye, -eye, eye), of.Rosenbrock(1e-4), t1=1.0
+    )
+    assert final.final.root.dtype == torch.float32
+    assert final.final.cov[0, 0].item() == pytest.approx(1 / 3, rel=1e-3)
+
+
+def test_layers_of_a_batch_are_those_of_each_member() -> None:
+    rng = np.random.default_rng(3)
+    W, eye = torch.from_numpy(rng.standard_normal((3, 7, 2, 2))), np.eye(2)
+    mu = of.Gaussian(rng.standard_normal((7, 2)), rng.standard_normal((7, 2, 2)))
+    together = of.flow(
+        mu, of.Perceptron(of.Layers(W), eye, activation=None), of.Rosenbrock(1e-7), t1=2.5, save_at=[0.0]
+    ).final
+    for i in (0, 4):
+        field = of.Perceptron(of.Layers(W[:, i]), eye, activation=None)
+        alone = of.flow(mu[i], field, of.Rosenbrock(1e-7), t1=2.5, save_at=[0.0]).final
+        assert float((together[i].mean - alone.mean).abs().max()) < 1e-8
