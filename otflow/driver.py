@@ -25,7 +25,7 @@ from otflow.steppers import Memory, Step, Stepper
 from otflow.tangent import align, as_tangent
 from otflow.trajectory import Trajectory
 
-MANY, FEW = 512, 0.7  # a batch of so many goes on without those that have arrived once so few are left
+MANY, FEW = 512, 0.8  # a batch of so many goes on without those that have arrived once so few are left
 ORDER = "flow takes a measure such as Particles(x), a field and a stepper, in this order"
 Stop = Callable[[Tensor, Measure], Any]
 

@@ -20,6 +20,7 @@ from copy import copy
 from typing import Any, NamedTuple, Self
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from otflow import checks, kernels
@@ -61,9 +62,13 @@ class Attention(TokenField):
 
     def affine(self, m: Weights, mu: Gaussian) -> Tangent:
         """(b, BR) when the field is x -> b + B(x - mean) on this Gaussian."""
-        mean, response = mu.mean[..., None], self.response(m, mu)
+        response = self.response(m, mu)
+        moved = response(product(m.Q, mu.root))
+        if _centred(mu):
+            return Tangent([torch.zeros_like(moved[..., 0]), moved])
+        mean = mu.mean[..., None]
         b = product(m.V, mean) + response(product(self.query(m), mean))
-        return Tangent([b[..., 0], response(product(m.Q, mu.root))])
+        return Tangent([b[..., 0], moved])
 
     def query(self, m: Weights) -> Tensor:
         """The matrix that makes of the mean the query of a token there, as a tilt of the law."""
@@ -149,6 +154,12 @@ def _matrix(f: Weight, name: str, mu: Measure, t: Tensor) -> Tensor:
             f"{name}.shape", tuple(a.shape), f"tokens have dimension {d}", f"{name} needs {d} columns"
         )
     return a
+
+
+def _centred(mu: Gaussian) -> bool:
+    """Whether the mean is zero for good: then so is its velocity, and half of the products are saved."""
+    followed = mu.mean.requires_grad or forward_ad.unpack_dual(mu.mean).tangent is not None
+    return not followed and not bool(mu.mean.any())
 
 
 def log_weights(mu: Particles) -> Tensor | None:

@@ -80,8 +80,12 @@ class Measure(ABC):
 
     def finite(self) -> Tensor:
         """Which members of the batch have finite coordinates, shape (*batch,)."""
-        zero = [(0 * c.detach()).sum(tuple(range(len(self.batch), c.ndim))) for c in self.coords]
-        return torch.stack(zero).sum(0) == 0  # 0 times infinity is NaN; quicker than isfinite and all
+        own = [c.detach().sum(tuple(range(len(self.batch), c.ndim))) for c in self.coords]
+        quick = torch.isfinite(torch.stack(own)).all(0)  # but a sum may overflow though its terms are finite
+        if bool(quick.all()):
+            return quick
+        ok = [torch.isfinite(c.detach()).reshape(*self.batch, -1).all(-1) for c in self.coords]
+        return torch.stack(ok).all(0)
 
 
 def where(condition: Tensor, mu: Measure, nu: Measure) -> Measure:

@@ -43,11 +43,11 @@ class Dopri5(Adaptive):
 
     def step(self, field: VelocityField, t: Tensor, dt: Tensor, mu: Measure, memory: Memory) -> Step:
         done = stages(field, t, dt, mu, memory.carry, A, C, memory.first)
-        moved = mu.move(dt * combine(B, done.v))  # the place where the last velocity was evaluated
+        moved = mu.move(combine(B, done.v, dt))  # the place where the last velocity was evaluated
         if not self.adaptive:
             kept = Memory(done.carry, done.v[-1])
             return Step(moved, dt, dt, kept, done.failed, done.message, done.certificate)
-        return self.conclude(t, dt, mu, moved, dt * combine(E, done.v), done, memory.error)
+        return self.conclude(t, dt, mu, moved, combine(E, done.v, dt), done, memory.error)
 
     def __repr__(self) -> str:
         return super().__repr__() if self.adaptive else "Dopri5(adaptive=False)"

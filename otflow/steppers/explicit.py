@@ -14,7 +14,7 @@ from otflow.fields import Carry, VelocityField
 from otflow.measures import Measure
 from otflow.status import code
 from otflow.steppers.base import Memory, Step, Stepper, stage_time
-from otflow.tangent import Tangent
+from otflow.tangent import Tangent, leading
 
 Row = tuple[float, ...]
 
@@ -28,7 +28,7 @@ class RungeKutta(Stepper):
 
     def step(self, field: VelocityField, t: Tensor, dt: Tensor, mu: Measure, memory: Memory) -> Step:
         done = stages(field, t, dt, mu, memory.carry, self.a, self.c)
-        moved = mu.move(dt * combine(self.b, done.v))
+        moved = mu.move(combine(self.b, done.v, dt))
         return Step(moved, dt, dt, Memory(done.carry), done.failed, done.message, done.certificate)
 
     def __repr__(self) -> str:
@@ -72,18 +72,19 @@ def stages(
     """Evaluate the field at all stages; ``first``, if known, is the velocity of the first one."""
     done = Stages([] if first is None else [first], carry)
     for row, c_i in list(zip(a, c, strict=True))[len(done.v) :]:
-        here = mu.move(dt * combine(row, done.v)) if row else mu
+        here = mu.move(combine(row, done.v, dt)) if row else mu
         done = done.after(*field.evaluate(stage_time(t, dt, c_i), here, done.carry))
     return done
 
 
-def combine(coefficients: Row, v: Sequence[Tangent]) -> Tangent:
-    """sum_i c_i v_i over the non-zero coefficients."""
+def combine(coefficients: Row, v: Sequence[Tangent], dt: Tensor) -> Tangent:
+    """dt sum_i c_i v_i over the non-zero coefficients."""
     (c, first), *rest = ((c, u) for c, u in zip(coefficients, v, strict=False) if c != 0.0)
     total = c * first
-    for c, u in rest:
-        for a, b in zip(total, u, strict=True):
-            a.add_(b, alpha=c)  # in place: a is new, and nobody has seen it
+    for k, a in enumerate(total):  # in place: total is new, and nobody has seen it
+        for c, u in rest:
+            a.add_(u[k], alpha=c)
+        a.mul_(leading(dt, a))
     return total
 
 
