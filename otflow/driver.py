@@ -233,10 +233,12 @@ def _advance(run: Run, problem: Problem, end: float, limits: Limits, log: Record
             yield _end(run, "budget", f"budget used up at t = {float(run.t.max()):g} after {run.steps} steps")
             return
         if (some := _some(run, problem, limits, left > 0)) is not None:
-            for part in _advance(*some, end, limits, log):
-                latest = part
-            run = _scattered(run, left > 0, latest)
-            yield run
+            latest = some[0]
+            try:
+                for part in _advance(*some, end, limits, log):
+                    latest = part
+            finally:  # also when a step raises: what these members have done is kept
+                yield (run := _scattered(run, left > 0, latest))
             continue
         run = _step(run, problem, end, left, log)
         if limits.stop is not None:
@@ -247,9 +249,9 @@ def _advance(run: Run, problem: Problem, end: float, limits: Limits, log: Record
 def _some(run: Run, problem: Problem, limits: Limits, which: Tensor) -> tuple[Run, Problem] | None:
     """The members that have not arrived, as a run of their own, once they are few enough to be worth it."""
     plain = run.memory.carry is None and limits.stop is None and not torch.is_grad_enabled()
-    if not plain or not which.ndim or which.numel() < MANY or which.sum() > FEW * which.numel():
-        return None
-    if (field := problem.field.pick(which)) is None:
+    many = which.ndim > 0 and which.numel() >= MANY
+    field = problem.field.pick(which) if plain and many and which.sum() <= FEW * which.numel() else None
+    if field is None:
         return None
     first, error = run.memory.first, run.memory.error
     memory = Memory(None, first and first.map(lambda a: a[which]), None if error is None else error[which])
@@ -264,9 +266,9 @@ def _scattered(run: Run, which: Tensor, part: Run) -> Run:
         return b.masked_scatter(align(which, b).expand_as(b), a)
 
     mu = run.mu.at(part.mu.coords.zip(run.mu.coords, fill))
-    t, dt = fill(part.t, run.t), fill(part.dt, run.dt)
-    codes, ended = fill(part.codes, run.codes), fill(part.ended, run.ended)
-    return replace(part, mu=mu, memory=Memory(), t=t, dt=dt, codes=codes, ended=ended)
+    names = ("t", "dt", "codes", "ended")
+    own: dict[str, Any] = {name: fill(getattr(part, name), getattr(run, name)) for name in names}
+    return replace(part, mu=mu, memory=Memory(), **own)
 
 
 def _verdict(value: Any, run: Run) -> Tensor:

@@ -12,6 +12,7 @@ from scipy.special import exp1
 from torch import Tensor
 
 import otflow as of
+from otflow import closed_forms
 from otflow.fields import Carry
 from otflow.steppers import Memory, dopri5
 from tests.samples import DECAY, ZERO, Given, Linear, hill, normal, slope
@@ -344,3 +345,31 @@ def test_a_large_batch_that_goes_on_without_those_that_have_arrived_keeps_every_
             )
         else:
             assert float(together.blow_up_time[i]) == pytest.approx(float(alone.blow_up_time), rel=1e-5)
+
+
+class Interrupted(of.SoftmaxAttention):
+    """Somebody presses Ctrl-C while the last members of a large batch are on their way."""
+
+    def evaluate(
+        self, t: Tensor, mu: of.Measure, carry: Carry | None = None
+    ) -> tuple[of.Tangent, Carry | None]:
+        if mu.batch.numel() < 600:
+            self.calls = getattr(self, "calls", 0) + 1
+        if getattr(self, "calls", 0) > 60:
+            raise KeyboardInterrupt
+        return super().evaluate(t, mu, carry)
+
+
+def test_an_interrupt_loses_nothing_of_members_that_go_on_alone() -> None:
+    rng = np.random.default_rng(1)
+    A = -np.eye(2) * 10 ** rng.uniform(-3, 2, (600, 1, 1))
+    mu, eye = of.Gaussian(np.zeros((600, 2)), rng.standard_normal((600, 2, 2))), np.eye(2)
+    with pytest.warns(UserWarning, match="interrupted"):
+        traj = of.flow(mu, Interrupted(A, eye, eye), of.Dopri5(), t1=5.0, save_at=[0.0])
+    assert "stopped" in set(traj.status)
+    late = traj.ended[torch.from_numpy(traj.status == "stopped")]
+    exact = closed_forms.softmax_path(mu.cov, A, traj.ended.nan_to_num(5.0))
+    assert float(late.max()) > 0
+    gap = (traj.final.cov - exact).abs().amax((-1, -2)) / exact.abs().amax((-1, -2))  # type: ignore[attr-defined]
+    assert float(gap.max()) < 1e-4  # every state belongs to its own time
+    assert traj.steps > 15
