@@ -320,8 +320,10 @@ class _SigmoidSum(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(q, k, v, rows, keys)
         ctx.save_for_forward(q, k, v, rows, keys)
-        tiles = _sigmoids(_scores(q, k, None, rows, keys))
-        return torch.cat([p @ v for _, p in tiles], 1)
+        out = v.new_empty(*q.shape[:2], v.shape[-1])  # pieces kept apart until the end would scatter memory
+        for r, p in _sigmoids(_scores(q, k, None, rows, keys)):
+            out[:, r] = p @ v
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

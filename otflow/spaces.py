@@ -35,6 +35,10 @@ class Space(ABC):
         """The end of the geodesic that leaves ``x`` with the tangent velocity ``u``."""
 
     @abstractmethod
+    def log(self, x: Tensor, y: Tensor) -> Tensor:
+        """The velocity with which a shortest geodesic from ``x`` reaches ``y`` at time one."""
+
+    @abstractmethod
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         """Geodesic distance, over the last axis."""
 
@@ -63,6 +67,9 @@ class Euclidean(Space):
 
     def exp(self, x: Tensor, u: Tensor) -> Tensor:
         return x + u
+
+    def log(self, x: Tensor, y: Tensor) -> Tensor:
+        return y - x
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         return norm(x - y)
@@ -113,6 +120,12 @@ class Sphere(Space):
         r = norm(u)[..., None]
         return normalise(torch.cos(r) * x + torch.sinc(r / math.pi) * u)
 
+    def log(self, x: Tensor, y: Tensor) -> Tensor:
+        """Zero between antipodes, where no direction is the shortest."""
+        u = self.tangent(x, y - x)
+        r = norm(u)
+        return (self.distance(x, y) / torch.where(r > 0, r, torch.ones_like(r)))[..., None] * u
+
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         # Kahan's formula is accurate for points near each other and near antipodes; acos(x.y) for neither.
         return 2 * torch.atan2(norm(x - y), norm(x + y))
@@ -149,9 +162,12 @@ class Torus(Space):
     def exp(self, x: Tensor, u: Tensor) -> Tensor:
         return self._wrap(x + u)
 
+    def log(self, x: Tensor, y: Tensor) -> Tensor:
+        z = y - x
+        return z - self.period * torch.round(z / self.period)  # keeps the digits of small differences
+
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        z = x - y
-        return norm(z - self.period * torch.round(z / self.period))  # keeps the digits of small differences
+        return norm(self.log(x, y))
 
     def _wrap(self, x: Tensor) -> Tensor:
         y = torch.remainder(x, self.period)

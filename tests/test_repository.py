@@ -25,7 +25,8 @@ ENERGIES = MEASURES | {"transport", "energies"}
 FIELDS = ENERGIES | {"metrics", "fields"}
 STEPPERS = FIELDS | {"steppers"}
 FLOW = STEPPERS | {"noise", "schedule", "trajectory", "recorder", "driver", "store"}
-EVERYTHING = FLOW | {"limits", "closed_forms", "observables", "stability", "systems", "models", "plot"}
+LEAVES = {"balance", "limits", "closed_forms", "observables", "stability", "systems", "models", "plot"}
+EVERYTHING = FLOW | LEAVES
 ALLOWED = {
     "errors": set(),
     "status": set(),
@@ -47,6 +48,7 @@ ALLOWED = {
     "store": STEPPERS | {"trajectory"},
     "recorder": STEPPERS,
     "driver": STEPPERS | {"noise", "schedule", "trajectory", "recorder", "store"},
+    "balance": FLOW,
     "limits": FLOW,
     "closed_forms": MEASURES | {"transport"},
     "observables": FLOW,

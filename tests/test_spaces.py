@@ -45,6 +45,15 @@ def test_a_geodesic_has_the_length_of_its_velocity(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize("size", [1e-8, 0.3])
+def test_the_logarithm_undoes_the_geodesic(name: str, size: float) -> None:
+    space, x = SPACES[name], points(name)
+    u = tangents(name, x, size=size)
+    torch.testing.assert_close(space.log(x, space.exp(x, u)), u, rtol=1e-7, atol=1e-15)
+    assert bool((space.log(x, x) == 0).all())
+
+
+@pytest.mark.parametrize("name", SPACES)
 def test_a_geodesic_can_be_walked_in_two_halves(name: str) -> None:
     space, x = SPACES[name], points(name)
     u = tangents(name, x, size=0.3)

@@ -1,4 +1,4 @@
-"""Closed forms of attention on Gaussians: oracles that use none of the flows and fields they can judge.
+"""Closed forms of attention and of gradient flows: oracles that use none of the code they can judge.
 
 S is a covariance, A = K^T Q, and attention moves tokens of law N(0, S) linearly, x' = B x, so that
 dS/dt = B S + S B^T (Castin, Ablin, Carrillo, Peyré, A unified perspective on the dynamics of deep
@@ -6,12 +6,28 @@ Transformers, 2025, arXiv 2501.18322). Everything takes numpy or torch, batch ax
 float64.
 """
 
+from otflow.closed_forms.aggregation import (
+    keller_segel_rate,
+    line_equilibrium,
+    log_gas_second_moment,
+    riesz_radius,
+    ring_radius,
+)
+from otflow.closed_forms.barenblatt import (
+    barenblatt,
+    barenblatt_constant,
+    barenblatt_grid,
+    barenblatt_profile,
+    barenblatt_quantile,
+    barenblatt_radius,
+)
 from otflow.closed_forms.bounds import (
     L2Counterexample,
     l2_counterexample,
     l2_trace_bound,
     sinkhorn_trace_bound,
 )
+from otflow.closed_forms.diffusion import fokker_planck, heat_deviation
 from otflow.closed_forms.energies import (
     l2_descent,
     l2_energy,
@@ -32,6 +48,12 @@ from otflow.closed_forms.entropic import (
     l2_displacement,
     score,
     sinkhorn_displacement,
+)
+from otflow.closed_forms.jko import (
+    aggregation_step,
+    barenblatt_radius_step,
+    fokker_planck_step,
+    heat_step,
 )
 from otflow.closed_forms.line import (
     l2_variance,
@@ -64,11 +86,24 @@ from otflow.closed_forms.softmax import (
 
 __all__ = [
     "L2Counterexample",
+    "aggregation_step",
+    "barenblatt",
+    "barenblatt_constant",
+    "barenblatt_grid",
+    "barenblatt_profile",
+    "barenblatt_quantile",
+    "barenblatt_radius",
+    "barenblatt_radius_step",
     "debiased_rate",
     "debiased_rate_erratum",
     "entropic_cross",
     "entropic_value",
+    "fokker_planck",
+    "fokker_planck_step",
+    "heat_deviation",
     "heat_path",
+    "heat_step",
+    "keller_segel_rate",
     "l2_counterexample",
     "l2_descent",
     "l2_displacement",
@@ -76,9 +111,13 @@ __all__ = [
     "l2_rate",
     "l2_trace_bound",
     "l2_variance",
+    "line_equilibrium",
+    "log_gas_second_moment",
     "multihead_descent",
     "multihead_energy",
     "multihead_rate",
+    "riesz_radius",
+    "ring_radius",
     "score",
     "sinkhorn_cross",
     "sinkhorn_descent",

@@ -25,6 +25,11 @@ class Energy(Linear["Energy"], ABC):
     5.0
     """
 
+    @property
+    def precision(self) -> float:
+        """Relative error of the differential beyond rounding: 0, or what an inner solver leaves."""
+        return 0.0
+
     @abstractmethod
     def __call__(self, mu: Measure) -> Tensor:
         """F(mu), shape (*batch,)."""
@@ -40,6 +45,9 @@ class Energy(Linear["Energy"], ABC):
     def wants_graph(self, mu: Measure) -> bool:
         """Whether the differential will itself be differentiated: in mu, or in parameters of the energy."""
         return torch.is_grad_enabled() and any(a.requires_grad for a in (*mu.coords, *mu.nodes()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
     @property
     def kind(self) -> type[Energy]:
@@ -61,8 +69,15 @@ class Sum(Energy):
     def __call__(self, mu: Measure) -> Tensor:
         return torch.stack([c * term(mu) for term, c in self.pairs()]).sum(0)
 
+    @property
+    def precision(self) -> float:
+        return max(float(term.precision) for term in self.terms)
+
     def wants_graph(self, mu: Measure) -> bool:
         return any(term.wants_graph(mu) for term in self.terms)
+
+    def __repr__(self) -> str:
+        return " + ".join(f"{c:g} * {term!r}" for term, c in self.pairs())
 
     def differential(self, mu: Measure) -> Tangent:
         first, *rest = (c * term.differential(mu) for term, c in self.pairs())

@@ -104,6 +104,10 @@ class SelfTransport(Energy):
         self.max_iter = checks.count(max_iter, "max_iter")
         self.engine = NewtonSinkhorn() if engine is None else checks.instance(engine, Engine, "engine")
 
+    @property
+    def precision(self) -> float:
+        return self.tol
+
     def __call__(self, mu: Measure) -> Tensor:
         return _self_transport(mu, self)
 

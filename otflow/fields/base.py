@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -18,6 +18,9 @@ from otflow.algebra import Linear
 from otflow.errors import ConvergenceError, DerivativeError, NotFiniteError
 from otflow.measures import Gaussian, Measure
 from otflow.tangent import Tangent, as_tangent
+
+if TYPE_CHECKING:
+    from otflow.fields.descent import SteepestDescent
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,22 @@ class VelocityField(Linear["VelocityField"]):
             return Tangent(torch.zeros_like(p) for p in coords)
         grads = torch.autograd.grad(value, coords, allow_unused=True)
         return Tangent(torch.zeros_like(p) if g is None else g for g, p in zip(grads, coords, strict=True))
+
+    def as_gradient_flow(self, kind: type[Measure] | None = None) -> SteepestDescent:
+        """The `SteepestDescent` of an energy that equals this field, else an error naming what fails.
+
+        Args:
+            kind: the measures on which they are to agree: `Particles` (the default) or `Gaussian`, where
+                softmax and L2 attention descend other energies, and centred Gaussians are meant.
+
+        >>> import otflow as of
+        >>> of.SoftmaxAttention([[2.0]], [[1.0]], [[-2.0]]).as_gradient_flow()
+        SteepestDescent(ExponentialInteraction(d=1), Twisted(Partition(d=1)))
+        """
+        from otflow.fields.gradient_flows import gradient_flow
+        from otflow.measures import Particles
+
+        return gradient_flow(self, Particles if kind is None else kind)
 
     @property
     def kind(self) -> type[VelocityField]:

@@ -34,7 +34,7 @@ class SteepestDescent(VelocityField):
         self.metric: Metric = checks.instance(metric, Metric, "metric")
 
     def __repr__(self) -> str:
-        return f"SteepestDescent({type(self.energy).__name__}, {self.metric!r})"
+        return f"SteepestDescent({self.energy!r}, {self.metric!r})"
 
     def requires_grad(self, t: Tensor, mu: Measure) -> bool:
         return self.energy.wants_graph(mu)

@@ -54,6 +54,10 @@ class Measure(ABC):
     def move(self, u: Tangent) -> Self:
         """(id + u)_# mu, staying on the space."""
 
+    def exp(self, u: Tangent) -> Self:
+        """(id + u)_# mu along geodesics of the space, so that |u| is the length of the way; u is tangent."""
+        return self.move(u)
+
     def shapes(self) -> list[torch.Size]:
         """The shapes of the pieces of a tangent; those of the coordinates, except on grids."""
         return [c.shape for c in self.coords]

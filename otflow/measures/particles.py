@@ -118,6 +118,10 @@ class Particles(Measure):
         u = as_tangent(u, "u", self.shapes())
         return self.at([self.space.retract(self.x, u[0])])
 
+    def exp(self, u: Tangent) -> Self:
+        u = as_tangent(u, "u", self.shapes())
+        return self.at([self.space.exp(self.x, u[0])])
+
     def tangent(self, u: Tangent) -> Tangent:
         return Tangent([self.space.tangent(self.x, u[0])])
 

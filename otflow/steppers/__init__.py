@@ -3,7 +3,24 @@
 from otflow.steppers.base import Memory, Step, Stepper
 from otflow.steppers.dopri5 import Dopri5
 from otflow.steppers.explicit import RK4, Euler, Heun
+from otflow.steppers.jko import JKO, Move, jko_step
 from otflow.steppers.lie import Lie
 from otflow.steppers.rosenbrock import Rosenbrock
+from otflow.steppers.splitting import Extrapolated, ForwardBackward
 
-__all__ = ["RK4", "Dopri5", "Euler", "Heun", "Lie", "Memory", "Rosenbrock", "Step", "Stepper"]
+__all__ = [
+    "JKO",
+    "RK4",
+    "Dopri5",
+    "Euler",
+    "Extrapolated",
+    "ForwardBackward",
+    "Heun",
+    "Lie",
+    "Memory",
+    "Move",
+    "Rosenbrock",
+    "Step",
+    "Stepper",
+    "jko_step",
+]

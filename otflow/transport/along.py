@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from otflow import checks
 from otflow.errors import ConvergenceError
-from otflow.measures import Gaussian, Measure, Particles
+from otflow.measures import Gaussian, Measure, Particles, Quantiles
 
 Distance = Callable[..., Any]  # of(mu, nu) -> Tensor, or of(mu, nu, start=...) -> something with a distance
 
@@ -62,6 +62,11 @@ def _(mu: Gaussian, nu: Measure, *, start: Any = None) -> Tensor:
     from otflow.transport.gaussians import bures_wasserstein
 
     return bures_wasserstein(mu, checks.instance(nu, Gaussian, "nu"))
+
+
+@geodesic.register(Quantiles)
+def _(mu: Quantiles, nu: Measure, *, start: Any = None) -> Any:
+    return mu.distance(checks.instance(nu, Quantiles, "nu"))
 
 
 @geodesic.register(Particles)

@@ -1,0 +1,93 @@
+"""Quadratic energies, which steps on Gaussians solve in closed form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from otflow import checks
+from otflow.energies.base import Energy
+from otflow.energies.interaction import Interaction
+from otflow.energies.potential import Potential
+from otflow.measures import Measure
+from otflow.tangent import Tangent
+
+
+class QuadraticPotential(Potential):
+    """F(mu) = int 1/2 (x - b).A(x - b) dmu(x).
+
+    Args:
+        A: (*batch, d, d), symmetric.
+        b: (*batch, d); the origin if left out.
+
+    >>> import otflow as of
+    >>> F = QuadraticPotential([[2.0]], [1.0])
+    >>> F(of.Particles([[0.0], [3.0]])).item()
+    2.5
+    """
+
+    def __init__(self, A: Any, b: Any = None) -> None:
+        self.A = symmetric(A, "A")
+        zero = self.A.new_zeros(self.A.shape[-1])
+        self.b = zero if b is None else checks.alike(checks.tensor(b, "b"), "b", self.A, "A")
+        if not self.b.ndim or self.b.shape[-1] != self.A.shape[-1]:
+            checks.fail("b.shape", tuple(self.b.shape), f"A has shape {tuple(self.A.shape)}", "resize b")
+        super().__init__(lambda x: half_square(x - self.b[..., None, :], fitting(self.A, "A", x)))
+
+    def __repr__(self) -> str:
+        return f"QuadraticPotential(d={self.A.shape[-1]})"
+
+
+class QuadraticInteraction(Interaction):
+    """F(mu) = 1/2 int int 1/2 (x - y).K(x - y) dmu dmu = 1/2 tr(K Cov(mu)); O(n).
+
+    Args:
+        K: (*batch, d, d), symmetric.
+
+    >>> import otflow as of
+    >>> QuadraticInteraction([[1.0]])(of.Particles([[0.0], [2.0]])).item()
+    0.5
+    """
+
+    def __init__(self, K: Any) -> None:
+        self.K = symmetric(K, "K")
+        super().__init__(lambda x, y: half_square(x - y, self.K[..., None, :, :]))
+
+    def __call__(self, mu: Measure) -> Tensor:
+        x, w = mu.nodes()
+        y = x - (w[..., None] * x).sum(-2, keepdim=True)
+        return (w * half_square(y, fitting(self.K, "K", x))).sum(-1)
+
+    def differential(self, mu: Measure) -> Tangent:
+        return Energy.differential(self, mu)  # O(n) by way of the covariance, not of all pairs
+
+    def __repr__(self) -> str:
+        return f"QuadraticInteraction(d={self.K.shape[-1]})"
+
+
+def half_square(x: Tensor, A: Tensor) -> Tensor:
+    """x.Ax / 2 for rows x."""
+    return (x * (x @ A)).sum(-1) / 2
+
+
+def symmetric(value: Any, name: str) -> Tensor:
+    """A batch of symmetric matrices, cleaned of rounding."""
+    A = checks.tensor(value, name)
+    if A.ndim < 2 or A.shape[-1] != A.shape[-2] or 0 in A.shape:
+        checks.fail(f"{name}.shape", tuple(A.shape), "(*batch, d, d) is needed", "pass a square matrix")
+    skew = (A - A.mT).detach().abs().max().item()
+    if skew > 1e-6 * A.detach().abs().max().item():
+        checks.fail(
+            f"max |{name} - {name}^T|", f"{skew:.3g}", "it is symmetric", f"pass ({name} + {name}.T) / 2"
+        )
+    return (A + A.mT) / 2
+
+
+def fitting(A: Tensor, name: str, x: Tensor) -> Tensor:
+    """The matrix itself if it acts on the rows of x."""
+    if A.shape[-1] != x.shape[-1]:
+        checks.fail(
+            f"{name}.shape", tuple(A.shape), f"the measure has dimension {x.shape[-1]}", f"resize {name}"
+        )
+    return checks.alike(A, name, x, "the measure")

@@ -1,0 +1,263 @@
+"""Energies that draw a measure towards a target: distances, squared."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+
+from otflow import checks
+from otflow.energies.base import Energy, gradient
+from otflow.kernels import row_tiles
+from otflow.linalg import procrustes
+from otflow.measures import Gaussian, Measure, Particles
+from otflow.spaces import Euclidean, Space
+from otflow.tangent import Tangent
+from otflow.transport.discrepancy import Kernel, _admit, _values, mmd
+from otflow.transport.engines import Engine
+from otflow.transport.entropic import sinkhorn_divergence
+from otflow.transport.exact import wasserstein
+from otflow.transport.newton import NewtonSinkhorn
+from otflow.transport.pairs import Pair, atoms, pair, side_by_side
+from otflow.transport.roots import equal_width
+
+
+class Towards(Energy):
+    """A function of a measure and a target, which is checked against the measure."""
+
+    def __init__(self, target: Measure) -> None:
+        self.target: Measure = checks.instance(target, Measure, "target")
+
+    def admit(self, mu: Measure) -> None:
+        """Refuse measures that live elsewhere than the target, or are of another kind."""
+        (space, d), (own, own_d) = place(mu, "mu"), place(self.target, "target")
+        if isinstance(mu, Gaussian) != isinstance(self.target, Gaussian):
+            checks.fail(
+                "target",
+                repr(self.target),
+                f"it cannot be compared with {mu!r}, since a Gaussian has no atoms",
+                "pass two Gaussians, or sample the Gaussian",
+            )
+        if (own, own_d) != (space, d):
+            rule = f"the measure lives on {space} in dimension {d}"
+            checks.fail("target", f"{self.target!r} in dimension {own_d}", rule, "compare on one space")
+        checks.alike(self.target.coords[0], "target", mu.coords[0], "the measure")
+        _check_batch(self.target.batch, mu.batch)
+
+    def wants_graph(self, mu: Measure) -> bool:
+        return super().wants_graph(mu) or super().wants_graph(self.target)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.target!r})"
+
+
+class SquaredWasserstein(Towards):
+    """F(mu) = W2(mu, target)^2, without a factor 1/2: its descent runs at x' = -2 (x - Tx).
+
+    T is the optimal map, or the mean of where the optimal plan sends x; between Gaussians all is in closed
+    form. The plan is exact and certified, see `wasserstein`. Labels are ignored.
+
+    The gradient is that of F wherever the optimal plan is unique, and else one of the possible slopes, as
+    where tokens coincide that are to go apart. F itself has second derivatives between Gaussians through its
+    differential only, and between clouds not at mu = target.
+
+    Args:
+        target: of the kind of the measures that come: `Particles` on the same space or a `Grid`, whose
+            density counts as atoms in the centres of the cells, or a `Gaussian`. Its batch axes are those
+            of the measure, or broadcast to them.
+
+    References: Ambrosio, Gigli and Savare 2008, "Gradient flows", Section 10.2.
+
+    >>> import otflow as of
+    >>> F = SquaredWasserstein(of.Particles([[0.0], [1.0]]))
+    >>> mu = of.Particles([[3.0], [2.0]])
+    >>> F(mu).item()
+    4.0
+    >>> of.SteepestDescent(F, of.Wasserstein())(0.0, mu)[0].flatten()
+    tensor([-4., -4.], dtype=torch.float64)
+    """
+
+    def __call__(self, mu: Measure) -> Tensor:
+        self.admit(mu)
+        return wasserstein(mu, self.target).square()
+
+    def differential(self, mu: Measure) -> Tangent:
+        self.admit(mu)
+        return _transport_slope(mu, self)
+
+
+class SinkhornDivergence(Towards):
+    """F(mu) = OT_eps(mu, target) - (OT_eps(mu, mu) + OT_eps(target, target)) / 2, for the cost |x - y|^2.
+
+    The differential is that of the optimal dual potentials (envelope theorem); Gaussians are compared in
+    closed form. Labels are ignored.
+
+    Args:
+        target: as for `SquaredWasserstein`.
+        eps: regularisation, > 0, in units of squared distances.
+        tol, max_iter, engine: for clouds, as in `sinkhorn`.
+
+    References: Feydy, Sejourne, Vialard, Amari, Trouve and Peyre 2019, "Interpolating between optimal
+    transport and MMD using Sinkhorn divergences", (3) and Theorem 1.
+
+    >>> import otflow as of
+    >>> F = SinkhornDivergence(of.Particles([[0.0], [1.0]]), 0.5)
+    >>> mu = of.Particles([[2.0], [3.0]])
+    >>> round(F(mu).item(), 6)  # a translation by 2
+    4.0
+    >>> of.SteepestDescent(F, of.Wasserstein())(0.0, mu)[0].flatten()
+    tensor([-4., -4.], dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        target: Measure,
+        eps: float,
+        *,
+        tol: float = 1e-9,
+        max_iter: int = 10_000,
+        engine: Engine | None = None,
+    ) -> None:
+        super().__init__(target)
+        self.eps = checks.positive(eps, "eps")
+        self.tol = checks.positive(tol, "tol")
+        self.max_iter = checks.count(max_iter, "max_iter")
+        self.engine = NewtonSinkhorn() if engine is None else checks.instance(engine, Engine, "engine")
+
+    @property
+    def precision(self) -> float:
+        return self.tol
+
+    def __call__(self, mu: Measure) -> Tensor:
+        self.admit(mu)
+        out: Tensor = sinkhorn_divergence(
+            mu, self.target, self.eps, engine=self.engine, tol=self.tol, max_iter=self.max_iter
+        )
+        return out
+
+    def __repr__(self) -> str:
+        return f"SinkhornDivergence({self.target!r}, eps={self.eps:g})"
+
+
+class MMD(Towards):
+    """F(mu) = 1/2 MMD(mu, target)^2 = 1/2 int int k(x, y) d(mu - target)(x) d(mu - target)(y).
+
+    The square, since the distance itself has no gradient at the target; and half of it, as of all
+    interactions, so that the first variation of F is the witness f = int k(., y) d(mu - target)(y), along
+    whose gradient the descent runs: x' = -grad f(x). The differential takes O(n) memory. Labels are ignored.
+
+    Args:
+        target: `Particles` on the same space, or a `Grid`.
+        kernel: `GaussianKernel(scale)`, `LaplaceKernel(scale)`, `EnergyKernel()` or a symmetric function,
+            as for `mmd`.
+
+    References: Arbel, Korba, Salim and Gretton 2019, "Maximum mean discrepancy gradient flow", Section 2.
+
+    >>> import otflow as of
+    >>> F = MMD(of.Particles([[3.0]]), of.EnergyKernel())
+    >>> mu = of.Particles([[0.0], [1.0]])
+    >>> F(mu).item()  # half of 2 * 2.5 - 0.5 - 0
+    2.25
+    >>> of.SteepestDescent(F, of.Wasserstein())(0.0, mu)[0].flatten()
+    tensor([0.5000, 1.5000], dtype=torch.float64)
+    """
+
+    def __init__(self, target: Measure, kernel: Kernel) -> None:
+        super().__init__(target)
+        atoms(self.target, "target")
+        self.kernel: Kernel = checks.function(kernel, "kernel")
+
+    def __call__(self, mu: Measure) -> Tensor:
+        self.admit(mu)
+        return mmd(mu, self.target, self.kernel).square() / 2
+
+    def differential(self, mu: Measure) -> Tangent:
+        self.admit(mu)
+        graph = self.wants_graph(mu)
+        kinks = not getattr(self.kernel, "smooth", True)
+        # Where kernels with a kink meet, second derivatives do not exist; those of `mmd` say so.
+        return super().differential(mu) if graph and kinks else _witness_slope(mu, self, graph)
+
+    def wants_graph(self, mu: Measure) -> bool:
+        if not torch.is_grad_enabled() or super().wants_graph(mu):
+            return torch.is_grad_enabled()
+        x = mu.nodes()[0][..., :1, :].detach().double()
+        return self.kernel(x[..., :, None, :], x[..., None, :, :]).requires_grad  # has parameters of its own
+
+    def __repr__(self) -> str:
+        return f"MMD({self.target!r}, {self.kernel!r})"
+
+
+# --- slopes in closed form -------------------------------------------------------------------------------
+
+
+@singledispatch
+def _transport_slope(mu: Measure, F: SquaredWasserstein) -> Tangent:
+    return Energy.differential(F, mu)
+
+
+@_transport_slope.register(Gaussian)
+def _(mu: Gaussian, F: SquaredWasserstein) -> Tangent:
+    """2 (m1 - m2) and 2 (R1 - R2 U), U orthogonal, which is differentiable in its turn."""
+    mean, root = (c.double().expand(*mu.batch, *c.shape[len(F.target.batch) :]) for c in F.target.coords)
+    a, b = equal_width(mu.root.double(), root)
+    slope = Tangent([2 * (mu.mean.double() - mean), -2 * procrustes(a, b)[..., : mu.root.shape[-1]]])
+    return slope.map(lambda c: c.to(mu.dtype))
+
+
+@singledispatch
+def _witness_slope(mu: Measure, F: MMD, graph: bool) -> Tangent:
+    return Energy.differential(F, mu)
+
+
+@_witness_slope.register(Particles)
+def _(mu: Particles, F: MMD, graph: bool) -> Tangent:
+    """w_i grad f(x_i), the measures under the integral of f standing still: k is symmetric."""
+    both = pair(mu, F.target)
+    _admit(both, F.kernel)
+    if not graph:
+        both = both._replace(x=both.x.detach(), w=both.w.detach(), y=both.y.detach(), v=both.v.detach())
+    tiles = row_tiles(mu.n, both.x.numel() + both.y.numel())
+    slope = side_by_side(lambda rows: _pull(F.kernel, both, rows, graph), list(tiles))
+    return Tangent([slope.reshape(mu.x.shape).to(mu.dtype)])
+
+
+def _pull(kernel: Kernel, both: Pair, rows: slice, graph: bool) -> Tensor:
+    """w_i grad f(x_i) for some rows, (B, r, d)."""
+    with torch.enable_grad():
+        z = both.x[:, rows]
+        z = z if z.requires_grad else z.requires_grad_()
+        terms = (
+            _values(kernel, z, far) * mass[:, None, :] for far, mass in ((both.x, both.w), (both.y, both.v))
+        )
+        ours, theirs = (part.sum(-1) for part in terms)
+        total = (both.w[:, rows] * (ours - theirs)).sum()
+        return gradient(total, [z], create_graph=graph)[0]
+
+
+# --- checks --------------------------------------------------------------------------------------------
+
+
+@singledispatch
+def place(mu: Measure, name: str) -> tuple[Space, int]:
+    """The space in which a measure lives, and its dimension."""
+    x, _, space = atoms(mu, name)
+    return space, x.shape[-1]
+
+
+@place.register(Gaussian)
+def _(mu: Gaussian, name: str) -> tuple[Space, int]:
+    return Euclidean(), mu.d
+
+
+def _check_batch(own: torch.Size, batch: torch.Size) -> None:
+    """The batch of a target is that of the measure, or broadcasts to it."""
+    paired = zip(reversed(own), reversed(batch), strict=False)
+    if len(own) > len(batch) or any(a not in (1, b) for a, b in paired):
+        checks.fail(
+            "target.batch",
+            tuple(own),
+            f"it does not broadcast to that of the measure, {tuple(batch)}",
+            "give the target the batch axes of the measure, or none",
+        )

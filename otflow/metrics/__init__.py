@@ -1,0 +1,18 @@
+"""Metrics on measures: how a differential becomes a velocity, what a move costs, how far measures are."""
+
+from otflow.metrics.base import Metric, Wasserstein, distance, path_action
+from otflow.metrics.geodesic import TwistedGeodesic, twisted_wasserstein
+from otflow.metrics.partition import Partition
+from otflow.metrics.twisted import Twisted, twist
+
+__all__ = [
+    "Metric",
+    "Partition",
+    "Twisted",
+    "TwistedGeodesic",
+    "Wasserstein",
+    "distance",
+    "path_action",
+    "twist",
+    "twisted_wasserstein",
+]

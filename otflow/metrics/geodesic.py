@@ -1,0 +1,338 @@
+"""Distances in a twisted metric, between bounds: paths made shorter, and a floor under the weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from otflow import checks, status
+from otflow.errors import ConvergenceError, InputError, NotFiniteError
+from otflow.linalg import widen
+from otflow.measures import Gaussian, Measure, Particles
+from otflow.metrics.base import distance
+from otflow.metrics.bounds import Distances, lower_bound
+from otflow.metrics.twisted import Twisted, flatten, straight_action
+from otflow.tangent import Tangent
+
+FAR = 1e10  # the objective where a weight is not defined; it is 1 for the straight path
+
+
+@dataclass(frozen=True, eq=False)
+class TwistedGeodesic:
+    """Bounds of a twisted distance, and the path whose length is the upper one.
+
+    Attributes:
+        upper: the length of ``path``, (*batch,).
+        lower: what no path can be shorter than, (*batch,); 0 if nothing is known.
+        path: measures from mu to nu, at equal times.
+        refinements: the upper bounds found with more and more measures on the path, (levels, *batch).
+        status: "ok", or why the path is not the shortest with its number of measures; an array for a batch.
+    """
+
+    upper: Tensor
+    lower: Tensor
+    path: list[Measure]
+    refinements: Tensor
+    status: Any
+
+    @property
+    def distance(self) -> Tensor:
+        """The upper bound, (*batch,)."""
+        return self.upper
+
+
+def twisted_wasserstein(
+    mu: Measure,
+    nu: Measure,
+    metric: Twisted,
+    *,
+    nodes: int = 8,
+    levels: int = 3,
+    lower: float | None = None,
+    tol: float = 1e-10,
+    max_iter: int = 1000,
+    on_failure: Literal["raise", "return"] = "raise",
+) -> TwistedGeodesic:
+    """d(mu, nu)^2 = inf int_0^1 int a_(mu_t)(x) v_t.M v_t dmu_t dt over paths, d mu_t / dt = -div(mu_t v_t).
+
+    Without a weight this is W2 between images under M^(1/2), and both bounds are equal. With a weight:
+
+    * The upper bound is the length of a path of atoms, piecewise straight, that is made as short as possible
+      by moving the measures on it, first 8 pieces, then twice as many, and again. Each of them is a length,
+      up to a quadrature of five nodes a piece, so that each is a bound, and they decrease. Atoms are matched
+      and split as in the optimal plan of W2 (for labelled ones: within labels). Another matching, or more
+      splitting, may be shorter: in general the upper bound does not tend to the distance.
+    * The lower bound is c^(1/2) W2 for a floor ``lower`` = c under the weight, if that is given. Without,
+      there is one for `Partition`, which assumes nothing on the path: a multiple of W1, and on the sphere at
+      least exp(-|A| / 2) W2; see `otflow.metrics.bounds`. For other weights it is 0.
+
+    Args:
+        mu, nu: `Particles` in the same space, with any weights; Gaussians if the metric has no weight.
+            Batches are fine, but not of labelled particles.
+        metric: the metric; whether it is ``frozen`` makes no difference.
+        nodes: how many straight pieces the first path has.
+        levels: how many paths are tried, each with twice as many pieces.
+        lower: a number that the weight does not fall below on any path that you allow: for `Partition` and
+            paths within |x| <= r that is exp(-|A| r^2).
+        tol: how far the squared length of a path may be above the least one with as many pieces, relative.
+        max_iter: iterations for each path.
+        on_failure: "raise" raises `ConvergenceError`, which carries the result, if ``tol`` is missed;
+            "return" returns it, the bounds being valid still.
+
+    Reference: Burger, Kabri, Korolev, Roith, Weigand 2025, "Analysis of mean-field models arising from
+    self-attention dynamics in transformer architectures with layer normalization", for the distance;
+    Dolbeault, Nazaret, Savaré 2009, "A new class of transport distances between measures", for mobilities.
+
+    >>> import otflow as of
+    >>> mu, nu = of.Particles([[0.0]]), of.Particles([[1.0]])
+    >>> way = twisted_wasserstein(mu, nu, of.Twisted(lambda mu, x: (1 + x[..., 0]) ** 2), lower=1.0)
+    >>> way.refinements, way.lower.item()  # int_0^1 (1 + x) dx = 1.5
+    (tensor([1.5006, 1.5001, 1.5000], dtype=torch.float64), 1.0)
+    """
+    checks.instance(metric, Twisted, "metric")
+    options = Options(
+        checks.count(nodes, "nodes"),
+        checks.count(levels, "levels"),
+        None if lower is None else checks.positive(lower, "lower"),
+        checks.positive(tol, "tol"),
+        checks.count(max_iter, "max_iter"),
+    )
+    strict = checks.raises(on_failure)
+    with torch.no_grad():
+        result = _solve(mu, nu, metric, options)
+    if strict and bool(np.any(np.asarray(result.status) != "ok")):
+        raise ConvergenceError(
+            f"twisted_wasserstein: the path is not the shortest ({result.status}); raise max_iter or tol, or "
+            "take the bounds as they are with on_failure='return'.",
+            result,
+        )
+    return result
+
+
+class Options(NamedTuple):
+    nodes: int
+    levels: int
+    lower: float | None
+    tol: float
+    max_iter: int
+
+
+@singledispatch
+def _solve(mu: Measure, nu: Measure, metric: Twisted, options: Options) -> TwistedGeodesic:
+    checks.fail("mu", repr(mu), "twisted distances are those of Particles and Gaussians", "use one of these")
+
+
+@_solve.register(Gaussian)
+def _(mu: Gaussian, nu: Measure, metric: Twisted, options: Options) -> TwistedGeodesic:
+    d = distance(mu, checks.instance(nu, Gaussian, "nu"), metric)
+    columns = max(one.root.shape[-1] for one in (mu, nu) if isinstance(one, Gaussian))
+    start = mu.at([mu.mean, widen(mu.root, columns)])
+    return _exact(d, start, metric.displacement(start, nu), options)
+
+
+def _exact(d: Tensor, mu: Measure, u: Tangent, options: Options) -> TwistedGeodesic:
+    """The straight path, where it is the shortest."""
+    path = [mu.exp(u * (i / options.nodes)) for i in range(options.nodes + 1)]
+    return TwistedGeodesic(d, d, path, d[None], status.names(torch.zeros(d.shape, dtype=torch.long)))
+
+
+# --- clouds --------------------------------------------------------------------------------------------
+
+
+@_solve.register(Particles)
+def _(mu: Particles, nu: Measure, metric: Twisted, options: Options) -> TwistedGeodesic:
+    ends: tuple[Particles, Particles] = mu, checks.instance(nu, Particles, "nu")
+    flat: tuple[Any, Any] = flatten(mu, metric), flatten(nu, metric)
+    start, y, w2 = _match(*ends, *flat)
+    u = _straight(start, y)
+    if metric.weight is None:
+        return _exact(w2, start, u, options)
+    problem = Problem(start, metric, straight_action(start, metric, u), w2)
+    path, lengths, codes = _shorten(problem, u, y, options)
+    upper = lengths[-1]
+    least = torch.minimum(_least(metric, flat, w2, options), upper)  # up to rounding, where both are equal
+    return TwistedGeodesic(
+        upper, least, [start.at([x]) for x in path], torch.stack(lengths), status.names(codes)
+    )
+
+
+def _least(metric: Twisted, flat: tuple[Particles, Particles], w2: Tensor, options: Options) -> Tensor:
+    from otflow.transport.conditional import conditional_wasserstein
+    from otflow.transport.exact import wasserstein
+
+    if options.lower is not None:
+        return math.sqrt(options.lower) * w2
+    w1 = (wasserstein if flat[0].label is None else conditional_wasserstein)(*flat, p=1)
+    return lower_bound(metric.weight, metric, *flat, Distances(w1, w2))
+
+
+def _match(
+    mu: Particles, nu: Particles, flat: Particles, other: Particles
+) -> tuple[Particles, Tensor, Tensor]:
+    """mu with its atoms split as in the optimal plan, where each of them goes, and W2."""
+    if (mu.label is None) != (nu.label is None):
+        checks.fail("nu", repr(nu), "only one of the measures has labels", "label both, or none")
+    rows, cols, mass = _coupled(flat, other) if mu.label is None else _within(flat, other)
+    seen = (mass > 0).reshape(-1, mass.shape[-1]).any(0)
+    rows, cols, mass = rows[..., seen], cols[..., seen], mass[..., seen]
+    batch, label = rows.shape[:-1], None if mu.label is None else mu.label.gather(-1, rows)
+    x, y, p, q = (_take(one.x, i, batch) for one, i in ((mu, rows), (nu, cols), (flat, rows), (other, cols)))
+    w = mass.to(mu.dtype) / mass.sum(-1, keepdim=True).to(mu.dtype)
+    equal = bool((w - w[..., :1]).abs().max() < 8 * torch.finfo(w.dtype).eps * w.max())
+    start = Particles(x, None if equal else w, label, mu.space)
+    return start, y, (start.w * mu.space.distance(p, q).square()).sum(-1).sqrt()
+
+
+def _take(x: Tensor, index: Tensor, batch: torch.Size) -> Tensor:
+    d = x.shape[-1]
+    return x.expand(*batch, *x.shape[-2:]).gather(-2, index[..., None].expand(*index.shape, d))
+
+
+def _coupled(mu: Particles, nu: Particles) -> tuple[Tensor, Tensor, Tensor]:
+    from otflow.transport.exact import solve
+
+    plan = solve(mu, nu)
+    return plan.rows, plan.cols, plan.mass
+
+
+def _within(mu: Particles, nu: Particles) -> tuple[Tensor, Tensor, Tensor]:
+    """The optimal plan that moves no label, one label after the other."""
+    from otflow.transport.conditional import conditional_wasserstein
+
+    if mu.batch or nu.batch:
+        checks.fail("mu", repr(mu), "labelled measures are taken one pair at a time", "pass mu[i], nu[i]")
+    conditional_wasserstein(mu, nu)  # says so if the laws of the labels differ
+    labels = [one.label for one in (mu, nu) if one.label is not None]
+    parts = []
+    for label in labels[0][mu.w > 0].unique():
+        own = [
+            ((at == label) & (one.w > 0)).nonzero()[:, 0] for at, one in zip(labels, (mu, nu), strict=True)
+        ]
+        rows, cols, mass = _coupled(*(_part(one, i) for one, i in zip((mu, nu), own, strict=True)))
+        parts.append((own[0][rows], own[1][cols], mass * mu.w[own[0]].sum()))
+    rows, cols, mass = (torch.cat(z) for z in zip(*parts, strict=True))
+    return rows, cols, mass
+
+
+def _part(mu: Particles, own: Tensor) -> Particles:
+    return Particles(mu.x[own], mu.w[own] / mu.w[own].sum(), space=mu.space)
+
+
+def _straight(mu: Particles, y: Tensor) -> Tangent:
+    """From x_i to y_i, or an error where there is no way that is the shortest."""
+    u = mu.space.log(mu.x, y)
+    off = mu.space.distance(mu.space.exp(mu.x, u), y)
+    if bool((off > 1e-3).any()):
+        checks.fail("nu", "antipodes of atoms of mu", "no way between them is the shortest", "move one a bit")
+    return Tangent([u])
+
+
+# --- paths ---------------------------------------------------------------------------------------------
+
+
+class Problem(NamedTuple):
+    mu: Particles
+    metric: Twisted
+    scale: Tensor  # (*batch,), the action of the straight path
+    w2: Tensor  # (*batch,)
+
+    def actions(self, path: Tensor) -> Tensor:
+        """Of each piece, (K, *batch), for a path (K + 1, *batch, n, d)."""
+        space, here = self.mu.space, path[:-1]
+        return straight_action(self.mu.at([here]), self.metric, Tangent([space.log(here, path[1:])]))
+
+    def length(self, path: Tensor) -> Tensor:
+        """The sum of roots of actions: what the action is if each piece takes its time; (*batch,)."""
+        return self.actions(path).sqrt().sum(0)
+
+
+def _shorten(
+    problem: Problem, u: Tangent, y: Tensor, options: Options
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """The last path, the lengths of all, and how the last one ended."""
+    mu, K = problem.mu, options.nodes
+    path = torch.stack([mu.space.exp(mu.x, u[0] * (i / K)) for i in range(K)] + [y])
+    lengths: list[Tensor] = []
+    codes = torch.zeros_like(problem.scale, dtype=torch.long)
+    for level in range(options.levels):
+        path = path if level == 0 else _refine(path, problem)
+        better, codes = _relax(path, problem, options)
+        gain = problem.length(better) <= problem.length(path)  # never worse, for no member of the batch
+        path = torch.where(gain[..., None, None], better, path)
+        lengths.append(problem.length(path))
+    return path, lengths, codes
+
+
+def _refine(path: Tensor, problem: Problem) -> Tensor:
+    """Twice as many pieces, with their ends in the middle of the old ones."""
+    space = problem.mu.space
+    middle = space.exp(path[:-1], space.log(path[:-1], path[1:]) / 2)
+    return torch.cat([torch.stack([path[:-1], middle], 1).flatten(0, 1), path[-1:]])
+
+
+def _relax(path: Tensor, problem: Problem, options: Options) -> tuple[Tensor, Tensor]:
+    """The least action with as many pieces, and status codes."""
+    from scipy.optimize import minimize
+
+    K = len(path) - 1
+    if K == 1:
+        return path, torch.zeros_like(problem.scale, dtype=torch.long)
+    spread, shape = _spread(path, problem), path[1:-1].shape
+
+    def value(z: np.ndarray) -> tuple[float, np.ndarray]:
+        f, g = _slope(
+            torch.as_tensor(z, dtype=path.dtype, device=path.device).reshape(shape), spread, problem
+        )
+        return f.item(), g.double().cpu().numpy().ravel()
+
+    size = math.prod(shape)
+    goal = 2 * math.sqrt(options.tol / size)
+    wanted = {"gtol": goal, "ftol": 0.0, "maxiter": options.max_iter, "maxfun": 20 * options.max_iter}
+    found = minimize(value, np.zeros(size), jac=True, method="L-BFGS-B", options={**wanted, "maxcor": 20})
+    z = torch.as_tensor(found.x, dtype=path.dtype, device=path.device).reshape(shape)
+    slope = _slope(z, spread, problem)[1]
+    # With unit curvature 2 or more, |slope|^2 / 4 is how much less the action could be, relative.
+    missed = slope.square().movedim(0, -1).flatten(-3).sum(-1) > 4 * max(options.tol, _noise(path.dtype))
+    code = status.code("max_iter" if found.nit >= options.max_iter else "stalled")
+    return spread(z), torch.where(missed, code, 0)
+
+
+def _noise(dtype: torch.dtype) -> float:
+    """What rounding leaves of a slope, squared."""
+    return 1e4 * torch.finfo(dtype).eps ** 2
+
+
+def _spread(path: Tensor, problem: Problem) -> Callable[[Tensor], Tensor]:
+    """Paths by coordinates z in which the action of W2 is |z|^2, relative, whatever K and the weights are."""
+    mu, K = problem.mu, len(path) - 1
+    T = K * (2 * torch.eye(K - 1) - torch.ones(K - 2).diag(1) - torch.ones(K - 2).diag(-1)).to(path)
+    inverse = torch.linalg.inv(torch.linalg.cholesky(T)).mT
+    unit = torch.where(problem.w2 > 0, problem.w2, torch.ones_like(problem.w2))[..., None]
+    each = (unit / torch.where(mu.w > 0, mu.w, torch.ones_like(mu.w)).sqrt())[..., None]
+
+    def to(z: Tensor) -> Tensor:
+        moved = torch.tensordot(inverse, z, 1) * each
+        return torch.cat([path[:1], mu.space.retract(path[1:-1], moved), path[-1:]])
+
+    return to
+
+
+def _slope(z: Tensor, spread: Callable[[Tensor], Tensor], problem: Problem) -> tuple[Tensor, Tensor]:
+    """The actions of all members, in units of those of the straight paths, and the derivative."""
+    scale = torch.where(problem.scale > 0, problem.scale, torch.ones_like(problem.scale))
+    with torch.enable_grad():
+        z = z.detach().requires_grad_()
+        try:
+            path = spread(z)
+            f = ((len(path) - 1) * problem.actions(path).sum(0) / scale).sum()
+        except (InputError, NotFiniteError):  # a trial step out of where the weight is defined
+            return z.new_tensor(FAR), torch.zeros_like(z)
+        (g,) = torch.autograd.grad(f, z)
+    return f.detach(), g

@@ -1,0 +1,7 @@
+"""Minimising movements (JKO): the step is a minimisation, certified."""
+
+from otflow.steppers.jko import gaussians, particles, quantiles  # noqa: F401  (they register their solvers)
+from otflow.steppers.jko.base import Move
+from otflow.steppers.jko.stepper import JKO, jko_step
+
+__all__ = ["JKO", "Move", "jko_step"]

@@ -1,0 +1,65 @@
+"""What every solver of a minimising movement takes and gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+from torch import Tensor
+
+from otflow import checks
+from otflow.energies import Energy
+from otflow.measures import Measure
+from otflow.metrics import Metric
+from otflow.status import names
+
+
+@dataclass(frozen=True)
+class Problem:
+    """min over nu of energy(nu) + d(nu, mu)^2 / (2 tau), d the distance of the metric.
+
+    ``tol`` and ``max_iter`` are None where the solver of the measure is to take its own.
+    """
+
+    energy: Energy
+    metric: Metric
+    tau: float
+    tol: float | None = None
+    max_iter: int | None = None
+
+
+@dataclass(frozen=True)
+class Move:
+    """The answer of an inner solver.
+
+    ``cost`` is d(nu, mu)^2; ``residual`` the optimality residual, relative to the gradient that drives the
+    step; ``gap`` the relative duality gap, where there is a dual; ``energy_gap`` is the energy of nu plus
+    d^2/(2 tau) less the energy of mu, not positive; ``concavity`` is the largest -tau lambda met among
+    curvatures lambda of the energy (below 1, there is one minimiser as far as was seen); ``failed`` holds
+    status codes, 0 where the tolerance was reached; ``state`` is a warm start for the next step.
+    """
+
+    mu: Measure
+    cost: Tensor  # (*batch,)
+    residual: Tensor  # (*batch,)
+    failed: Tensor  # (*batch,), int64
+    iterations: int = 0
+    message: str = ""
+    gap: Tensor | None = None
+    energy_gap: Tensor | None = None
+    concavity: Tensor | None = None
+    state: Any = None
+
+    @property
+    def status(self) -> Any:
+        """How the solve ended, in words; an array of them for a batch."""
+        return names(self.failed)
+
+
+@singledispatch
+def minimise(mu: Measure, problem: Problem, start: Any = None) -> Move:
+    """Solve the step from mu; ``start`` is the `state` of the step before, or None."""
+    checks.fail(
+        "mu", repr(mu), "no JKO solver is known for this kind of measure", "use Particles or Gaussian"
+    )
