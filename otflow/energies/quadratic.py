@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import singledispatch
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from otflow import checks
 from otflow.energies.base import Energy
 from otflow.energies.interaction import Interaction
 from otflow.energies.potential import Potential
-from otflow.measures import Measure
+from otflow.measures import Gaussian, Measure
 from otflow.tangent import Tangent
 
 
@@ -35,6 +36,9 @@ class QuadraticPotential(Potential):
             checks.fail("b.shape", tuple(self.b.shape), f"A has shape {tuple(self.A.shape)}", "resize b")
         super().__init__(lambda x: half_square(x - self.b[..., None, :], fitting(self.A, "A", x)))
 
+    def __call__(self, mu: Measure) -> Tensor:
+        return _spread(mu, self.A, "A", self.b)
+
     def __repr__(self) -> str:
         return f"QuadraticPotential(d={self.A.shape[-1]})"
 
@@ -55,15 +59,27 @@ class QuadraticInteraction(Interaction):
         super().__init__(lambda x, y: half_square(x - y, self.K[..., None, :, :]))
 
     def __call__(self, mu: Measure) -> Tensor:
-        x, w = mu.nodes()
-        y = x - (w[..., None] * x).sum(-2, keepdim=True)
-        return (w * half_square(y, fitting(self.K, "K", x))).sum(-1)
+        return _spread(mu, self.K, "K", None)
 
     def differential(self, mu: Measure) -> Tangent:
         return Energy.differential(self, mu)  # O(n) by way of the covariance, not of all pairs
 
     def __repr__(self) -> str:
         return f"QuadraticInteraction(d={self.K.shape[-1]})"
+
+
+@singledispatch
+def _spread(mu: Measure, A: Tensor, name: str, about: Tensor | None) -> Tensor:
+    """int 1/2 (x - c).A(x - c) dmu about the point c, or about the mean."""
+    x, w = mu.nodes()
+    c = (w[..., None] * x).sum(-2) if about is None else about
+    return (w * half_square(x - c[..., None, :], fitting(A, name, x))).sum(-1)
+
+
+@_spread.register(Gaussian)
+def _(mu: Gaussian, A: Tensor, name: str, about: Tensor | None) -> Tensor:
+    own = (mu.root * (fitting(A, name, mu.mean) @ mu.root)).sum((-1, -2)) / 2
+    return own if about is None else own + half_square((mu.mean - about)[..., None, :], A)[..., 0]
 
 
 def half_square(x: Tensor, A: Tensor) -> Tensor:

@@ -65,6 +65,16 @@ REGISTRY: dict[str, Entry] = {
         title="Clouds sampled from a Gaussian follow its flow, until the tail that matters has no tokens",
         source="Castin, Ablin, Carrillo, Peyré 2025, arXiv 2501.18322, section 4",
     ),
+    "aggregation": Entry(
+        module="otflow.experiments.aggregation",
+        title="Particles that attract from afar and repel from near settle on a ring, a disc and an interval",
+        source="Kolokolnikov et al. 2011; Fetecau, Huang, Kolokolnikov 2011; Jordan, Kinderlehrer, Otto 1998",
+    ),
+    "jko-ou-benchmark": Entry(
+        module="otflow.experiments.jko_ou",
+        title="Minimising movements of the Ornstein-Uhlenbeck process against a published benchmark",
+        source="Mokrov, Korotin, Li, Genevay, Solomon, Burnaev 2021, arXiv 2106.00736",
+    ),
 }
 
 

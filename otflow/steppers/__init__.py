@@ -3,7 +3,7 @@
 from otflow.steppers.base import Memory, Step, Stepper
 from otflow.steppers.dopri5 import Dopri5
 from otflow.steppers.explicit import RK4, Euler, Heun
-from otflow.steppers.jko import JKO, Move, jko_step
+from otflow.steppers.jko import JKO, EntropicJKO, Move, jko_step
 from otflow.steppers.lie import Lie
 from otflow.steppers.rosenbrock import Rosenbrock
 from otflow.steppers.splitting import Extrapolated, ForwardBackward
@@ -12,6 +12,7 @@ __all__ = [
     "JKO",
     "RK4",
     "Dopri5",
+    "EntropicJKO",
     "Euler",
     "Extrapolated",
     "ForwardBackward",

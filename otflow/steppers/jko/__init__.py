@@ -2,6 +2,7 @@
 
 from otflow.steppers.jko import gaussians, particles, quantiles  # noqa: F401  (they register their solvers)
 from otflow.steppers.jko.base import Move
+from otflow.steppers.jko.entropic import EntropicJKO
 from otflow.steppers.jko.stepper import JKO, jko_step
 
-__all__ = ["JKO", "Move", "jko_step"]
+__all__ = ["JKO", "EntropicJKO", "Move", "jko_step"]

@@ -73,33 +73,32 @@ def fokker_planck(mu: Gaussian, problem: Problem) -> Move:
     C, B = eye + tau * F.A, eye + tau * (F.A + F.K)
     values, vectors = torch.linalg.eigh(B)
     low = torch.minimum(values[..., 0], torch.linalg.eigvalsh(C)[..., 0])
-    half = (vectors / values.clamp(min=torch.finfo(mu.dtype).tiny).sqrt()[..., None, :]) @ vectors.mT
+    scale = values.clamp(min=torch.finfo(mu.dtype).tiny).sqrt()[..., None, :]
+    half = (vectors / scale) @ vectors.mT
     W, s, Ut = torch.linalg.svd(half @ mu.root, full_matrices=False)
     h = tau * F.heat
-    wide = ((s.square() + 2 * h + s * torch.sqrt(s.square() + 4 * h)) / 2).sqrt()
+    wide = ((s.square() + 2 * h + s * torch.sqrt(s.square() + 4 * h)) / 2).sqrt()[..., None, :]
     mean = torch.linalg.solve(C, mu.mean + tau * F.l)
-    end = mu.at([mean, half @ (W * wide[..., None, :]) @ Ut])
+    end = mu.at([mean, half @ (W * wide) @ Ut])
     u = Tangent([end.mean - mu.mean, end.root - mu.root])
-    failed = torch.where(low > 0, 0, code("uncertified")).expand(mu.batch)
+    dual = (vectors * scale) @ vectors.mT @ (W / wide) @ Ut if h > 0 else 0 * mu.root  # R' dual^T = I
     return Move(
         mu=end,
         cost=mu.inner(u, u),
-        residual=_residual(mu, end, F, tau),
-        failed=failed,
+        residual=_residual(u / tau, _gradient(end, F, dual), mu),
+        failed=torch.where(low > 0, 0, code("uncertified")).expand(mu.batch),
         concavity=(1 - low).expand(mu.batch),
         message=f"I + dt (A + K) has the eigenvalue {float(low.min()):.2g}: not convex; take a smaller dt",
     )
 
 
-def _residual(mu: Gaussian, end: Gaussian, F: Quadratic, tau: float) -> Tensor:
-    """|u / tau + grad F(end)|, relative to |grad F(mu)| or to |u| / tau if that is larger."""
-    g, u = _gradient(end, F), Tangent([end.mean - mu.mean, end.root - mu.root]) / tau
+def _residual(u: Tangent, g: Tangent, mu: Gaussian) -> Tensor:
+    """|u / tau + grad F(end)|, relative to |grad F(end)| or to |u| / tau if that is larger."""
     size = torch.maximum(mu.inner(u, u), mu.inner(g, g))
     miss = mu.inner(u + g, u + g)
     return (miss / torch.where(size > 0, size, torch.ones_like(size))).sqrt()
 
 
-def _gradient(mu: Gaussian, F: Quadratic) -> Tangent:
+def _gradient(mu: Gaussian, F: Quadratic, dual: Tensor) -> Tangent:
     mean = (F.A @ mu.mean[..., None])[..., 0] - F.l
-    spread = torch.linalg.pinv(mu.root).mT if F.heat > 0 else torch.zeros_like(mu.root)
-    return Tangent([mean, (F.A + F.K) @ mu.root - F.heat * spread])
+    return Tangent([mean, (F.A + F.K) @ mu.root - F.heat * dual])
