@@ -320,6 +320,29 @@ def test_an_inner_solve_that_runs_out_of_iterations_ends_the_run() -> None:
         of.flow(of.Particles(normal(9, 2)), field, of.JKO(max_iter=1), t1=1.0, dt=1.0)
 
 
+def test_particles_on_top_of_each_other_are_named_as_the_trouble() -> None:
+    with pytest.raises(of.ConvergenceError, match="coincide"):
+        of.jko_step(of.Particles(np.zeros((3, 2))), of.Interaction(log_gas, diagonal=False), 0.1)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e6])
+@pytest.mark.parametrize("centre", [0.0, 1e6])
+def test_scale_and_place_do_not_matter(size: float, centre: float) -> None:
+    """x -> c + sx with W -> W(x/s) and tau -> s^2 tau changes the step in the same way."""
+    x = normal(8, 2)
+    near = of.jko_step(of.Particles(x), of.Interaction(quartic), 0.1).mu.x
+    mu = of.Particles(size * (centre + x))
+    F = of.Interaction(lambda x, y: quartic(x / size, y / size))
+    far = of.jko_step(mu, F, 0.1 * size**2).mu.x / size - centre
+    torch.testing.assert_close(far, near, rtol=0, atol=1e-9 if centre == 0 else 1e-7)
+
+
+def test_single_precision_passes_the_energy_inequality_at_rest() -> None:
+    mu = of.Gaussian(np.zeros(2, np.float32), np.eye(2, dtype=np.float32))
+    F = of.QuadraticPotential(np.eye(2, dtype=np.float32)) + of.Entropy()
+    assert of.jko_step(mu, F, 0.1).status == "ok"
+
+
 @pytest.mark.parametrize("tau", [0.0, -1.0, float("nan")])
 def test_a_step_takes_time(tau: float) -> None:
     with pytest.raises(of.InputError, match="tau"):

@@ -14,7 +14,7 @@ from otflow.measures import Measure
 from otflow.metrics import Metric
 from otflow.status import code
 from otflow.steppers.jko.base import Move, Problem
-from otflow.steppers.jko.krylov import newton
+from otflow.steppers.jko.krylov import Minimum, newton
 from otflow.tangent import Tangent
 
 ITERATIONS = 100
@@ -26,10 +26,6 @@ class Displaced:
 
     mu: Measure
     problem: Problem
-
-    @property
-    def precision(self) -> float:
-        return self.problem.energy.precision
 
     @cached_property
     def metric(self) -> Metric:
@@ -58,18 +54,38 @@ class Displaced:
     def tangent(self, u: Tangent) -> Tangent:
         return self.mu.tangent(u)
 
+    @cached_property
+    def drive(self) -> Tangent:
+        """The gradient of the energy at mu."""
+        return self.gradient(self.mu.coords * 0.0)
+
+    @cached_property
+    def far(self) -> Tensor:
+        """The size of the coordinates, which rounding is relative to."""
+        return self.inner(self.mu.coords, self.mu.coords).sqrt()
+
+    @cached_property
+    def reach(self) -> Tensor:
+        """Noise is a share of how far the measure is from the origin, curvature changes on its own scale."""
+        x, w = self.mu.nodes()
+        y = x - (w[..., None] * x).sum(-2, keepdim=True)
+        spread = (w * y.square().sum(-1)).sum(-1).clamp(min=0).sqrt()
+        alone = self.problem.tau * self.inner(self.drive, self.drive).sqrt()  # of a single particle
+        scale = torch.where(spread > 1e-8 * self.far, spread, alone)
+        scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+        noise = max(float(self.problem.energy.precision), torch.finfo(scale.dtype).eps)
+        return torch.sqrt(noise * torch.maximum(self.far, scale) * scale)
+
     def rounding(self, curvature: Tensor) -> Tensor:
-        size = self.inner(self.mu.coords, self.mu.coords).sqrt()
-        eps = torch.finfo(size.dtype).eps
-        return 32 * eps * size * torch.clamp(curvature, min=1 / self.problem.tau)
+        eps = torch.finfo(self.far.dtype).eps
+        return 32 * eps * self.far * torch.clamp(curvature, min=1 / self.problem.tau)
 
 
 def displace(mu: Measure, problem: Problem, start: Any = None) -> Move:
     """Minimise over displacements by a truncated Newton method, from the displacement of the step before."""
     J = Displaced(mu, problem)
     rest = mu.coords * 0.0
-    drive = J.gradient(rest)
-    size = J.inner(drive, drive).sqrt()
+    size = J.inner(J.drive, J.drive).sqrt()
     tol = problem.tol or (1e-10 if mu.dtype == torch.float64 else 1e-4)
     found = newton(J, _start(J, rest, start), size, tol=tol, max_iter=problem.max_iter or ITERATIONS)
     u = found.u
@@ -82,7 +98,7 @@ def displace(mu: Measure, problem: Problem, start: Any = None) -> Move:
         residual=residual,
         failed=found.failed,
         iterations=found.iterations,
-        message=_message(found.failed, residual, found.iterations, tol),
+        message=_message(found, residual, size, tol),
         concavity=1 - problem.tau * found.least,
         state=u,
     )
@@ -97,11 +113,18 @@ def _start(J: Displaced, rest: Tangent, start: Any) -> Tangent:
     return u * better.to(rest[0].dtype)
 
 
-def _message(failed: Tensor, residual: Tensor, iterations: int, tol: float) -> str:
-    if bool((failed == code("uncertified")).any()):
+def _message(found: Minimum, residual: Tensor, size: Tensor, tol: float) -> str:
+    if not bool(torch.isfinite(size).all()):
+        return "JKO step: the energy has no finite gradient where the step starts; do particles coincide?"
+    if bool((found.failed == code("uncertified")).any()):
         return (
             "the JKO step found a saddle: the inner problem is not convex there; take dt below 1 / |lambda|, "
             "lambda the lowest curvature of the energy"
         )
-    worst = float(residual.max())
-    return f"JKO step: relative residual {worst:.2e} after {iterations} iterations, tol = {tol:.1e}"
+    worst = (
+        f"relative residual {float(residual.max()):.2e} after {found.iterations} iterations, tol = {tol:.1e}"
+    )
+    hint = (
+        "; the problem was not convex on the way: take a smaller dt" if bool((found.least < 0).any()) else ""
+    )
+    return f"JKO step: {worst}{hint}"

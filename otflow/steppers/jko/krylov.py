@@ -24,8 +24,8 @@ class Objective(Protocol):
     """A function of tangents u, with values of shape (*batch,)."""
 
     @property
-    def precision(self) -> float:
-        """Relative accuracy of the gradient."""
+    def reach(self) -> Tensor:
+        """The distance over which differences of gradients are taken: above noise, below curvature."""
         ...
 
     def value(self, u: Tangent) -> Tensor: ...
@@ -55,7 +55,7 @@ class Minimum:
 def newton(J: Objective, start: Tangent, size: Tensor, *, tol: float, max_iter: int) -> Minimum:
     """Minimise J from ``start`` until |grad J| <= tol size, member by member of the batch."""
     at = _Point(start, J.value(start), J.gradient(start), torch.zeros_like(size))
-    failed = torch.full_like(size, code("max_iter"), dtype=torch.int64)
+    failed = torch.where(torch.isfinite(size), code("max_iter"), code("degenerate"))
     least, most = torch.full_like(size, torch.inf), torch.zeros_like(size)
     for k in range(max_iter + 1):
         r = J.inner(at.g, at.g).sqrt()
@@ -115,9 +115,9 @@ def _direction(
 
 
 def _curved(J: Objective, at: _Point, q: Tangent) -> Tangent:
-    """H q by a difference of gradients, over a distance that balances curvature of H against noise."""
-    reach = torch.sqrt(1 + J.inner(at.u, at.u)) / J.inner(q, q).sqrt().clamp(min=1e-300)
-    h: Tensor = max(J.precision, torch.finfo(reach.dtype).eps) ** 0.5 * reach
+    """H q by a difference of gradients."""
+    size = J.inner(q, q).sqrt()
+    h = J.reach / torch.where(size > 0, size, torch.ones_like(size))
     return (J.gradient(at.u + h * q) - at.g) / h
 
 

@@ -115,7 +115,8 @@ def certified(mu: Measure, problem: Problem, start: object) -> tuple[Move, Mappi
     paid = move.cost / (2 * problem.tau)
     gap = torch.where(before == torch.inf, -torch.inf, after + paid - before)
     # Equality at rest, so a violation counts only beyond rounding and what the solver was allowed to leave.
-    slack = 1e-9 * (before.abs() + after.abs()).nan_to_num(posinf=0.0) + 1e-2 * paid
+    rounding = max(1e-9, 64 * torch.finfo(paid.dtype).eps)
+    slack = rounding * (before.abs() + after.abs()).nan_to_num(posinf=0.0) + 1e-2 * paid
     wrong = (move.failed == 0) & ~(gap <= slack)
     move = replace(
         move,
