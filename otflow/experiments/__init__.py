@@ -65,6 +65,11 @@ REGISTRY: dict[str, Entry] = {
         title="Clouds sampled from a Gaussian follow its flow, until the tail that matters has no tokens",
         source="Castin, Ablin, Carrillo, Peyré 2025, arXiv 2501.18322, section 4",
     ),
+    "gradient-flows": Entry(
+        module="otflow.experiments.gradient_flows",
+        title="Attention as a gradient flow: which energy, in which metric, and where there is none",
+        source="Sander et al. 2022; Geshkovski et al. 2025; Castin et al. 2025, arXiv 2501.18322",
+    ),
     "aggregation": Entry(
         module="otflow.experiments.aggregation",
         title="Particles that attract from afar and repel from near settle on a ring, a disc and an interval",

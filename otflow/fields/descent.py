@@ -36,10 +36,14 @@ class SteepestDescent(VelocityField):
     def __repr__(self) -> str:
         return f"SteepestDescent({self.energy!r}, {self.metric!r})"
 
+    def admit(self, mu: Measure) -> None:
+        """Refuse measures on which this is not the descent that was asked for."""
+
     def requires_grad(self, t: Tensor, mu: Measure) -> bool:
         return self.energy.wants_graph(mu)
 
     def velocity(self, t: Tensor, mu: Measure) -> Tangent:
+        self.admit(mu)
         v = -self.metric.gradient(mu, self.energy.differential(mu))
         u = [forward_ad.unpack_dual(c) for c in mu.coords]
         if all(c.tangent is None for c in u) or any(forward_ad.unpack_dual(p).tangent is not None for p in v):

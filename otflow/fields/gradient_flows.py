@@ -44,7 +44,7 @@ from otflow.fields.multihead import MultiHead
 from otflow.fields.sinkhorn import SinkhornAttention
 from otflow.linalg import symmetric
 from otflow.measures import Gaussian, Measure, Particles
-from otflow.metrics import Metric, Partition, Twisted, Wasserstein
+from otflow.metrics import Partition, Twisted, Wasserstein
 
 ROUNDING = 1e-10  # relative; V = PA is found by a division, which loses digits
 KINDS = (Particles, Gaussian)
@@ -55,6 +55,23 @@ class Twist(NamedTuple):
 
     c: float
     P: Tensor | None
+
+
+class CentredDescent(SteepestDescent):
+    """A descent that equals attention on centred Gaussians, and refuses others."""
+
+    def admit(self, mu: Measure) -> None:
+        if isinstance(mu, Gaussian) and bool((mu.mean.abs().amax(-1) > _hair(mu)).any()):
+            checks.fail(
+                "mean",
+                mu.mean.tolist(),
+                "attention descends this energy on centred Gaussians only",
+                "subtract the mean, or use the field itself",
+            )
+
+
+def _hair(mu: Gaussian) -> Tensor:
+    return 1e-9 * mu.root.abs().amax((-1, -2))
 
 
 @singledispatch
@@ -70,8 +87,7 @@ def _(field: SteepestDescent, kind: type[Measure]) -> SteepestDescent:
 
 @gradient_flow.register
 def _(field: SumField, kind: type[Measure]) -> SteepestDescent:
-    parts = [(gradient_flow(term, kind), c) for term, c in field.pairs()]
-    return _together(field, [(part.energy, c) for part, c in parts], [part.metric for part, _ in parts])
+    return _together(field, [(gradient_flow(term, kind), c) for term, c in field.pairs()])
 
 
 @gradient_flow.register
@@ -79,8 +95,7 @@ def _(field: MultiHead, kind: type[Measure]) -> SteepestDescent:
     heads = [_head(field, h) for h in range(len(field.heads))]
     if any(isinstance(head, SoftmaxAttention) for head in field.heads) and kind is Particles:
         refuse(field, "softmax heads have a metric each, with their own partition functions")
-    parts = [_attention(head, m, kind) for head, m in heads]
-    return _together(field, [(part.energy, 1.0) for part in parts], [part.metric for part in parts])
+    return _together(field, [(_attention(head, m, kind), 1.0) for head, m in heads])
 
 
 @gradient_flow.register
@@ -88,14 +103,14 @@ def _(field: Attention, kind: type[Measure]) -> SteepestDescent:
     return _attention(field, _constant(field), kind)
 
 
-def _together(
-    field: VelocityField, pairs: list[tuple[Energy, float]], metrics: list[Metric]
-) -> SteepestDescent:
+def _together(field: VelocityField, parts: list[tuple[SteepestDescent, float]]) -> SteepestDescent:
     """One descent of a sum of energies, in one metric."""
-    if len(metrics) > 1 and not all(isinstance(metric, Wasserstein) for metric in metrics):
+    first = parts[0][0]
+    if len(parts) > 1 and not all(isinstance(part.metric, Wasserstein) for part, _ in parts):
         refuse(field, "its parts descend in different metrics")
-    flat = [(term, c * b) for energy, c in pairs for term, b in energy.pairs()]
-    return SteepestDescent(pairs[0][0].combination(flat), metrics[0])
+    flat = [(term, c * b) for part, c in parts for term, b in part.energy.pairs()]
+    kind = CentredDescent if any(isinstance(part, CentredDescent) for part, _ in parts) else SteepestDescent
+    return kind(first.energy.combination(flat), first.metric)
 
 
 def _head(field: MultiHead, h: int) -> tuple[Attention, Weights]:
@@ -150,9 +165,10 @@ def _(field: SinkhornAttention, m: Weights, kind: type[Measure]) -> SteepestDesc
 
 @_attention.register
 def _(field: SoftmaxAttention, m: Weights, kind: type[Measure]) -> SteepestDescent:
-    A, twist = _scores(field, m)
     if issubclass(kind, Gaussian):
-        return _descent(SquaredScores(A), twist)
+        A, twist = _skew(field, m) or _scores(field, m)
+        return _centred(_descent(SquaredScores(A), twist))
+    A, twist = _scores(field, m)
     return _descent(ExponentialInteraction(A), twist, Partition(A))
 
 
@@ -164,7 +180,7 @@ def _(field: L2Attention, m: Weights, kind: type[Measure]) -> SteepestDescent:
     if not _close(m.Q, c * m.K):
         refuse(field, f"Q = cK fails: |Q - {c:.3g} K| = {_size(m.Q - c * m.K):.2g}")
     _, twist = _scores(field, m)
-    return _descent(L2Energy(m.K, c), twist)
+    return _centred(_descent(L2Energy(m.K, c), twist))
 
 
 def _descent(energy: Energy, twist: Twist, weight: Partition | None = None) -> SteepestDescent:
@@ -173,6 +189,10 @@ def _descent(energy: Energy, twist: Twist, weight: Partition | None = None) -> S
     plain = weight is None and matrix is None
     scaled = energy if twist.c == -1.0 else -twist.c * energy
     return SteepestDescent(scaled, Wasserstein() if plain else Twisted(weight, matrix=matrix))
+
+
+def _centred(descent: SteepestDescent) -> CentredDescent:
+    return CentredDescent(descent.energy, descent.metric)
 
 
 # --- conditions ------------------------------------------------------------------------------------------
@@ -187,6 +207,13 @@ def _scores(field: VelocityField, m: Weights) -> tuple[Tensor, Twist]:
     if m.V.shape != A.shape:
         refuse(field, f"V has shape {tuple(m.V.shape)}, and A {tuple(A.shape)}")
     return A, _twist(field, m.V, A)
+
+
+def _skew(field: VelocityField, m: Weights) -> tuple[Tensor, Twist] | None:
+    """A = -A^T and V = cA, which is linear attention too: its energy has the other sign."""
+    A = m.K.mT @ m.Q
+    c = float((m.V * A).sum() / A.square().sum()) if m.V.shape == A.shape and bool(A.any()) else 0.0
+    return (A, Twist(-c, None)) if c and _close(A, -A.mT) and _close(m.V, c * A) else None
 
 
 def _twist(field: VelocityField, V: Tensor, A: Tensor) -> Twist:

@@ -109,6 +109,30 @@ def test_attention_equals_its_descent_on_centred_gaussians(field: str, name: str
     agree(f, f.as_gradient_flow(of.Gaussian), centred(name))
 
 
+@pytest.mark.parametrize("c", [1.0, -2.0])
+def test_skew_scores_have_an_energy_on_gaussians(c: float) -> None:
+    J = torch.tensor([[0.0, 1.0, 0.2], [-1.0, 0.0, -0.4], [-0.2, 0.4, 0.0]], dtype=torch.float64)
+    field = of.SoftmaxAttention(J, I, c * J)
+    agree(field, field.as_gradient_flow(of.Gaussian), centred("gaussian"))
+    with pytest.raises(of.InputError, match=r"A = A\^T fails"):
+        field.as_gradient_flow()
+
+
+@pytest.mark.parametrize("field", ["softmax", "l2", "multihead", "mixed"])
+def test_off_centre_gaussians_are_refused_where_the_energy_would_be_another(field: str) -> None:
+    f, mu = GAUSSIAN_FIELDS[field](), zoo.MEASURES["gaussian"]()
+    descent = f.as_gradient_flow(of.Gaussian)
+    with pytest.raises(of.InputError, match="centred"):
+        descent(0.0, mu)
+    with pytest.raises(of.InputError, match="centred"):
+        of.flow(mu, descent, of.JKO(), t1=0.1, dt=0.1)
+
+
+def test_sinkhorn_attention_descends_its_energy_off_centre_too() -> None:
+    f = GAUSSIAN_FIELDS["sinkhorn"]()
+    agree(f, f.as_gradient_flow(of.Gaussian), zoo.MEASURES["gaussian"]())
+
+
 def test_heads_of_one_geometry_add_up() -> None:
     field = of.MultiHead(
         [of.SigmoidAttention(A, I, I), of.UnnormalisedAttention(P / 3, I, -P / 3)], mix=[-A, I]

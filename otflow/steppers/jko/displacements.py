@@ -125,6 +125,8 @@ def _message(found: Minimum, residual: Tensor, size: Tensor, tol: float) -> str:
         f"relative residual {float(residual.max()):.2e} after {found.iterations} iterations, tol = {tol:.1e}"
     )
     hint = (
-        "; the problem was not convex on the way: take a smaller dt" if bool((found.least < 0).any()) else ""
+        "; not convex on the way: take a smaller dt, or is F unbounded below?"
+        if bool((found.least < 0).any())
+        else ""
     )
     return f"JKO step: {worst}{hint}"

@@ -54,6 +54,7 @@ class JKO(Stepper):
 
     def step(self, field: VelocityField, t: Tensor, dt: Tensor, mu: Measure, memory: Memory) -> Step:
         descent = as_descent(field)
+        descent.admit(mu)
         refuse_gradients(descent, mu)
         problem = Problem(descent.energy, descent.metric, float(dt), self.tol, self.max_iter)
         carry = memory.carry

@@ -1,0 +1,345 @@
+"""JKO steps of densities on grids, without entropic blur."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from otflow import checks
+from otflow.errors import DerivativeError
+from otflow.measures import Grid
+from otflow.metrics import Wasserstein
+from otflow.status import code
+from otflow.steppers.jko import multigrid
+from otflow.steppers.jko.base import Move, Problem, minimise
+from otflow.steppers.jko.grid_dual import Dual, Point, extend, particles
+from otflow.steppers.jko.grid_line import LineDual
+from otflow.steppers.jko.grid_terms import Terms, split
+from otflow.steppers.jko.spline import Array, Stencil, coefficients
+
+LINE_TOL = 1e-4
+PLANE_TOL = (
+    3e-3,
+    0.4,
+)  # the second divided by the cells along the shorter axis: the edge of a support is no finer
+COARSE_TOL = 2e-2  # on coarser meshes
+MAX_ITER = 100
+REACH = 3.0  # cells: longer ways are first found on a coarser mesh
+SPREAD = 2.0  # norm of DS from which on a cell is cut into more particles
+MOST_PARTS = 8  # along an axis
+ROUNDS = 3  # of cutting
+LITTLE = 5e-3  # part of the mass for which no cutting is worth while
+NEVER = 1e100
+SHORTEST = 1e-5  # step of a line search
+SMOOTH = 12  # first iterations, in which the vacuum is smoothed
+_REMEDY = (
+    "relative error of the step about {:.1e}: smooth jumps of the density, raise tol, or refine the grid"
+)
+OK, LATE, STALLED = code("ok"), code("max_iter"), code("stalled")
+
+
+@dataclass(frozen=True)
+class State:
+    """A warm start: the potential at the nodes, (members, n_1, .., n_D)."""
+
+    f: Array
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """Where an ascent of the dual ended: residual and status codes are per member."""
+
+    at: Point
+    residual: Array
+    failed: NDArray[np.int64]
+    iterations: int
+
+
+@minimise.register(Grid)
+def on_grid(mu: Grid, problem: Problem, start: Any = None) -> Move:
+    """min over densities nu of F(nu) + W2(nu, mu)^2 / (2 tau) in one or two dimensions, no flux at the walls.
+
+    F is one internal energy plus potentials and interactions (these linearised at mu). The concave dual of
+    Jacobs, Lee and Leger (2021) is climbed in spline potentials by a quasi-Newton method: its Hessian is
+    modelled by the elliptic operator U*'' - tau div(rho DT^-1 grad), solved by multigrid. The density is
+    nu = (U*)'(c - phi - V), >= 0, with c such that the mass is kept.
+
+    ``tol`` (by default that of `tolerance`) bounds the relative L2 error of the displacement, estimated
+    by the Newton decrement, |correction of u| <= tol |u| with |u| not counted below a hundredth of a cell,
+    and the relative gap int phi d(nu - S_# mu). ``max_iter`` is 100. Steps of many cells are approached from
+    coarser meshes, and those without ``start`` from shorter steps. In the plane, jumps of the density are
+    not resolved by splines: a step from one may stall above the tolerance, and says so.
+
+    >>> import numpy as np, otflow as of
+    >>> from otflow.energies.internal import PorousMedium
+    >>> x = (np.arange(64) + 0.5) / 16 - 2
+    >>> mu = Grid((np.abs(x) < 0.5) * 1.0, [x])
+    >>> move = minimise(mu, Problem(PorousMedium(2.0), of.Wasserstein(), 0.05))
+    >>> int(move.failed), round(float(move.mu.density.sum() * mu.cell), 12)
+    (0, 1.0)
+    """
+    _admit(mu, problem)
+    old = mu.density.detach().to(torch.float64).reshape(-1, *mu.density.shape[len(mu.batch) :]).cpu().numpy()
+    terms = split(problem.energy, mu, problem.tau)
+    level = Level(
+        old * mu.cell,
+        terms,
+        mu.spacing,
+        problem.tau,
+        problem.tol or tolerance(old.shape[1:]),
+        problem.max_iter or MAX_ITER,
+    )
+    warm = start if isinstance(start, State) and start.f.shape == old.shape else None
+    end, dual = _solve(level, warm)
+    if warm and end.failed.any():
+        end, dual = _solve(level, None)
+    rho, p = _unit_mass(terms, -end.at.f - terms.V, mu.cell)
+    return _move(mu, rho, p, end, dual)
+
+
+def tolerance(sizes: tuple[int, ...]) -> float:
+    """What ``tol`` is on a grid of these sizes unless given.
+
+    >>> tolerance((64,)), tolerance((256, 256)), tolerance((40, 80))
+    (0.0001, 0.003, 0.01)
+    """
+    return LINE_TOL if len(sizes) == 1 else max(PLANE_TOL[0], PLANE_TOL[1] / min(sizes))
+
+
+def _admit(mu: Grid, problem: Problem) -> None:
+    checks.positive(problem.tau, "tau")
+    if not isinstance(problem.metric, Wasserstein):
+        checks.fail("metric", repr(problem.metric), "grids know W2 only", "use Wasserstein()")
+    sizes = tuple(mu.density.shape[len(mu.batch) :])
+    if len(sizes) > 2:
+        checks.fail("mu", repr(mu), "a JKO step on a Grid has one or two dimensions", "use Particles")
+    if min(sizes) < 4:
+        checks.fail("mu", repr(mu), "splines need at least four cells along each axis", "refine the grid")
+    if problem.energy.wants_graph(mu):
+        raise DerivativeError("a JKO step on a Grid has no derivative; call it under torch.no_grad().")
+
+
+@dataclass(frozen=True)
+class Level:
+    """A step on one mesh: masses of the cells, (members, n_1, .., n_D), and what to reach there."""
+
+    mass: Array
+    terms: Terms
+    spacing: tuple[float, ...]
+    tau: float
+    tol: float
+    max_iter: int
+
+    def dual(self, parts: NDArray[np.intp], shorter: int = 0, easier: int = 0) -> Dual | LineDual:
+        """The dual of a step 2^shorter times as short, with an internal energy 4^easier times as wide."""
+        terms = replace(self.terms, internal=self.terms.internal.wider(4.0**easier))
+        if len(self.spacing) == 1:
+            return LineDual(terms, self.spacing, self.tau / 2**shorter, self.mass)
+        return Dual(terms, self.spacing, self.tau / 2**shorter, particles(self.mass, parts))
+
+    def guess(self) -> Array:
+        """-U'(mu) - V, the potential of a step of no length, continued into the vacuum."""
+        f = -self.terms.internal.inverse(self.mass / math.prod(self.spacing)) - self.terms.V
+        return extend(f, self.mass > 1e-9 * self.mass.max(axis=tuple(range(1, f.ndim)), keepdims=True))
+
+    def reach(self, f: Array) -> float:
+        """The longest way of mass under the potential f, in cells."""
+        ways = [0.0]
+        for a, h in enumerate(self.spacing):
+            first, last = multigrid.spans(a + 1, f.ndim)
+            there = (self.mass[first] > 0) & (self.mass[last] > 0)
+            ways.append(float((np.abs(np.diff(f, axis=a + 1)) * there).max()) * self.tau / h**2)
+        return max(ways)
+
+    def carry(self, f: Array, easier: int) -> Array:
+        """A potential from an internal energy 4^easier times as wide, for one that is four times narrower."""
+        V, internal = self.terms.V, self.terms.internal.wider(4.0 ** (easier - 1))
+        return -internal.carry(-f - V, 4.0) - V
+
+    def coarser(self) -> Level:
+        """The same step on cells twice as wide."""
+        terms = Terms(self.terms.internal.wider(4.0), _halved(self.terms.V))
+        spacing = tuple(2 * h for h in self.spacing)
+        mass = _halved(self.mass) * 2 ** len(spacing)
+        return replace(self, mass=mass, terms=terms, spacing=spacing, tol=max(self.tol, COARSE_TOL))
+
+
+def _solve(level: Level, start: State | None) -> tuple[Ascent, Dual | LineDual]:
+    """The ascent from a warm start, or else from -U'(mu) - V.
+
+    Ways of many cells are found on coarser meshes; on the coarsest, a cold start goes along shorter steps.
+    """
+    f = start.f if start else level.guess()
+    parts, done, stages = np.ones(f.shape, dtype=np.intp), 0, []
+    if (reach := level.reach(f)) > REACH and _divisible(f.shape):
+        rough, _ = _solve(level.coarser(), State(_halved(f)) if start else None)
+        f, done = level.carry(_doubled(rough.at.f), 1), rough.iterations
+    elif start is None:
+        shorter = int(np.clip(math.ceil(math.log2(max(reach, 1.0))), 0, 10))
+        easier = level.terms.internal.eases(level.terms.V)
+        stages = [(j, easier) for j in range(shorter, 0, -1)] + [(0, j) for j in range(easier, 0, -1)]
+    for shorter, easier in stages:
+        dual = level.dual(parts, shorter, easier)
+        end = ascend(dual, f, 0.1, 20)
+        done, parts = done + end.iterations, _finer(parts, end.at, dual)
+        f = end.at.f if shorter else level.carry(end.at.f, easier)
+    for _ in range(ROUNDS):
+        dual = level.dual(parts)
+        end = ascend(dual, f, level.tol, level.max_iter)
+        f, done, old = end.at.f, done + end.iterations, parts
+        parts = _finer(parts, end.at, dual)
+        if (parts == old).all():
+            break
+    return replace(end, iterations=done), dual
+
+
+def _divisible(shape: tuple[int, ...]) -> bool:
+    return all(n % 2 == 0 and n >= 32 for n in shape[1:])
+
+
+def _halved(f: Array) -> Array:
+    """Means over 2^D cells."""
+    for axis in range(1, f.ndim):
+        f = (f.take(range(0, f.shape[axis], 2), axis) + f.take(range(1, f.shape[axis], 2), axis)) / 2
+    return f
+
+
+def _doubled(f: Array) -> Array:
+    """The spline through f at the centres of cells half as wide."""
+    fine = (len(f), *(2 * n for n in f.shape[1:]))
+    member, *index = (i.ravel() for i in np.indices(fine))
+    D = len(index)
+    stencil = Stencil((np.stack(index) - 0.5) / 2, member, f.shape[1:])
+    return stencil.jet(coefficients(f, D), (1.0,) * D).value.reshape(fine)
+
+
+def _finer(parts: NDArray[np.intp], at: Point, dual: Dual | LineDual) -> NDArray[np.intp]:
+    """More particles in the cells whose mass is drawn apart by more than SPREAD."""
+    if isinstance(dual, LineDual):
+        return parts
+    need = np.ceil(at.stretch / SPREAD).astype(np.intp)
+    where = np.rint(dual.mu.x).astype(np.intp)
+    short = need > parts[(dual.mu.member, *where)]
+    if (dual.total(dual.mu.m * short) < LITTLE * dual.total(dual.mu.m)).all():
+        return parts
+    out = parts.copy()
+    np.maximum.at(out, (dual.mu.member, *where), np.clip(need, 1, MOST_PARTS))
+    return out
+
+
+def ascend(dual: Dual | LineDual, f: Array, tol: float, max_iter: int) -> Ascent:
+    """Climb the dual from f; members that have converged or stalled wait for the others."""
+    at, it = dual.at(-_unit_mass(dual.terms, -f - dual.terms.V, dual.cell)[1] - dual.terms.V), 0
+    failed, residual = np.full(len(f), LATE), np.full(len(f), np.inf)
+    for it in range(max_iter + 1):
+        d = _direction(dual, at)
+        gain = dual.cell * (at.r * d).reshape(len(f), -1).sum(-1)
+        residual = np.where(failed == STALLED, residual, _relative(dual, at, gain))
+        failed = np.where((failed == LATE) & (residual <= tol), OK, failed)
+        if not (failed == LATE).any() or it == max_iter:
+            break
+        at, stuck = _search(dual, at, d, gain, failed == LATE, smooth=it < SMOOTH)
+        failed = np.where(stuck, STALLED, failed)
+    return Ascent(at, residual, failed, it)
+
+
+def _relative(dual: Dual | LineDual, at: Point, gain: Array) -> Array:
+    """The decrement as a displacement relative to that of the step, or the relative gap if that is larger."""
+    least = (0.01 * min(dual.spacing)) ** 2
+    way = np.sqrt(np.abs(gain) * dual.tau / np.maximum(at.cost, least))
+    axes, internal = tuple(range(1, at.f.ndim)), dual.terms.internal
+    rho = np.maximum(at.pushed, 0)
+    size = np.abs(rho * dual.terms.V).sum(axes) + np.abs(internal.energy(rho).sum(axes))
+    f = at.f - (at.f * at.pushed).sum(axes, keepdims=True) / at.pushed.sum(axes, keepdims=True)
+    gap = np.abs((f * at.r).sum(axes)) / (size + at.cost / (2 * dual.tau * dual.cell))
+    worst: Array = np.maximum(way, gap)
+    return worst
+
+
+def _direction(dual: Dual | LineDual, at: Point) -> Array:
+    """Solves (U*'' - div K grad) d = r, the model of a Newton step."""
+    model, D = dual.model(at), len(dual.spacing)
+    A = multigrid.operator(model.mass + 1e-12 * model.mass.max(), model.edges, model.cross, dual.spacing)
+    b = at.r.reshape(len(at.f), -1)
+    return multigrid.solve(A, multigrid.hierarchy(A, at.f.shape, D), b, tol=1e-2).reshape(at.f.shape)
+
+
+def _search(
+    dual: Dual | LineDual, at: Point, d: Array, gain: Array, active: NDArray[np.bool_], *, smooth: bool
+) -> tuple[Point, NDArray[np.bool_]]:
+    """Halve the step of each member until its dual climbs; the second answer marks those that cannot.
+
+    Early on, phi is continued smoothly into the vacuum afterwards, unless that undoes the progress.
+    """
+    axes = tuple(range(1, d.ndim))
+    t = np.where(active, 1.0, 0.0)
+    while True:
+        new = dual.at(at.f + np.expand_dims(t, axes) * d, at.u)
+        poor = (t > 0) & ~(at.J + 0.1 * t * gain - 1e-12 * np.abs(at.J) <= new.J)
+        if not poor.any():
+            break
+        t = np.where(poor, np.where(t < SHORTEST, 0.0, t / 2), t)
+    if smooth and not new.full.all():
+        other = dual.at(np.where(np.expand_dims(t > 0, axes), extend(new.f, new.full), at.f), new.u)
+        good = np.expand_dims(other.J + gain - at.J >= 0, axes)
+        new = other if good.all() else dual.at(np.where(good, other.f, new.f), new.u)
+    return new, active & (t == 0)
+
+
+def _unit_mass(terms: Terms, p: Array, cell: float) -> tuple[Array, Array]:
+    """density(p + c), of mass one, and p + c, the constants c of the members by safe Newton steps."""
+    axes = tuple(range(1, p.ndim))
+    low, high = np.full(len(p), -NEVER), np.full(len(p), NEVER)
+    c, stride = np.zeros(len(p)), np.full(len(p), 1e-3 * (1 + np.abs(p).max()))
+    for _ in range(200):
+        q = p + np.expand_dims(c, axes)
+        rho = terms.internal.density(q)
+        excess = np.minimum(cell * rho.sum(axes), 1e100) - 1
+        if (np.abs(excess) <= 1e-13).all():
+            break
+        low, high = np.where(excess < 0, c, low), np.where(excess > 0, c, high)
+        slope = cell * terms.internal.curvature(q).sum(axes)
+        new = c - excess / np.maximum(slope, 1e-100)
+        far = c - np.sign(excess) * stride
+        middle = np.where(high - low < NEVER, (low + high) / 2, far)
+        stride = 2 * stride
+        c = np.where((new > low) & (new < high) & (np.abs(new - c) < stride), new, middle)
+    return rho / (1 + np.expand_dims(excess, axes)), q
+
+
+def _move(mu: Grid, rho: Array, p: Array, end: Ascent, dual: Dual | LineDual) -> Move:
+    def out(a: Array) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(a)).reshape(mu.batch).to(mu.density)
+
+    gap = _gap(rho, p, end.at, dual)
+    bad = (end.failed != OK).any()
+    worst = float(end.residual.max())
+    return Move(
+        mu=mu.at([torch.from_numpy(rho).reshape(mu.density.shape).to(mu.density)]),
+        cost=out(end.at.cost),
+        residual=out(end.residual),
+        failed=torch.from_numpy(end.failed).reshape(mu.batch).to(mu.density.device),
+        iterations=end.iterations,
+        message=_REMEDY.format(worst) if bad else "",
+        gap=out(gap),
+        state=State(end.at.f),
+    )
+
+
+def _gap(rho: Array, p: Array, at: Point, dual: Dual | LineDual) -> Array:
+    """F(rho) + cost / (2 tau) - J(-p - V), relative to the sum of the sizes of these terms."""
+    axes, internal, V = tuple(range(1, rho.ndim)), dual.terms.internal, dual.terms.V
+    shift = (p + at.f + V).mean(axes)
+    rise = dual.cell * (internal.value(p) - internal.value(-at.f - V)).sum(axes)
+    inner = dual.cell * internal.energy(rho).sum(axes)
+    outer = dual.cell * (rho * V).sum(axes)
+    move = at.cost / (2 * dual.tau)
+    size = np.maximum(np.abs(inner) + np.abs(outer) + move, 1e-300)
+    gap: Array = (inner + outer + move - (at.J + shift - rise)) / size
+    return gap
