@@ -70,6 +70,11 @@ REGISTRY: dict[str, Entry] = {
         title="Attention as a gradient flow: which energy, in which metric, and where there is none",
         source="Sander et al. 2022; Geshkovski et al. 2025; Castin et al. 2025, arXiv 2501.18322",
     ),
+    "jko-oracles": Entry(
+        module="otflow.experiments.jko_oracles",
+        title="Minimising movements against their oracles: solver and scheme, scheme and equation",
+        source="Jordan, Kinderlehrer, Otto 1998",
+    ),
     "aggregation": Entry(
         module="otflow.experiments.aggregation",
         title="Particles that attract from afar and repel from near settle on a ring, a disc and an interval",
@@ -79,6 +84,16 @@ REGISTRY: dict[str, Entry] = {
         module="otflow.experiments.jko_ou",
         title="Minimising movements of the Ornstein-Uhlenbeck process against a published benchmark",
         source="Mokrov, Korotin, Li, Genevay, Solomon, Burnaev 2021, arXiv 2106.00736",
+    ),
+    "porous-medium": Entry(
+        module="otflow.experiments.porous_medium",
+        title="Slow diffusion spreads at finite speed: Barenblatt's profile, and two bumps that meet",
+        source="Otto 2001; Vázquez 2007",
+    ),
+    "crowd-motion": Entry(
+        module="otflow.experiments.crowd_motion",
+        title="A crowd that cannot be denser than a limit fills up the lowest places",
+        source="Maury, Roudneff-Chupin, Santambrogio 2010",
     ),
 }
 

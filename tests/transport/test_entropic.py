@@ -512,9 +512,9 @@ def test_the_error_of_clouds_far_apart_is_that_of_their_matrix(shift: float, how
 @pytest.mark.parametrize("k", [-8, -10, -13, -16, -20])
 def test_beyond_rounding_it_gives_up_soon_and_says_so(k: int) -> None:
     mu, nu = cloud(1, 30), cloud(2, 25)
-    began = time.perf_counter()
+    began = time.process_time()
     plan = sinkhorn(mu, nu, 10.0**k, max_iter=10**7, on_failure="return")
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
     assert plan.error.item() > 1e-9
     assert plan.status == "stalled"  # the sweeps that were allowed are not what was missing
     assert plan.sweeps < 10**5

@@ -36,8 +36,9 @@ class Move:
     ``cost`` is d(nu, mu)^2; ``residual`` the optimality residual, relative to the gradient that drives the
     step; ``gap`` the relative duality gap, where there is a dual; ``energy_gap`` is the energy of nu plus
     d^2/(2 tau) less the energy of mu, not positive; ``concavity`` is the largest -tau lambda met among
-    curvatures lambda of the energy (below 1, there is one minimiser as far as was seen); ``failed`` holds
-    status codes, 0 where the tolerance was reached; ``state`` is a warm start for the next step.
+    curvatures lambda of the energy (below 1, there is one minimiser as far as was seen); ``blur`` is the
+    variance by which transport was blurred, 0 as a rule, where blur is possible; ``failed`` holds status
+    codes, 0 where the tolerance was reached; ``state`` is a warm start for the next step.
     """
 
     mu: Measure
@@ -49,6 +50,7 @@ class Move:
     gap: Tensor | None = None
     energy_gap: Tensor | None = None
     concavity: Tensor | None = None
+    blur: Tensor | None = None
     state: Any = None
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,14 +20,12 @@ from otflow.steppers.jko import multigrid
 from otflow.steppers.jko.base import Move, Problem, minimise
 from otflow.steppers.jko.grid_dual import Dual, Point, extend, particles
 from otflow.steppers.jko.grid_line import LineDual
+from otflow.steppers.jko.grid_start import blurred, patched
 from otflow.steppers.jko.grid_terms import Terms, split
 from otflow.steppers.jko.spline import Array, Stencil, coefficients
 
 LINE_TOL = 1e-4
-PLANE_TOL = (
-    3e-3,
-    0.4,
-)  # the second divided by the cells along the shorter axis: the edge of a support is no finer
+PLANE_TOL = (3e-3, 0.4)  # the second over the cells along the shorter axis: the edge of a support is no finer
 COARSE_TOL = 2e-2  # on coarser meshes
 MAX_ITER = 100
 REACH = 3.0  # cells: longer ways are first found on a coarser mesh
@@ -35,6 +33,8 @@ SPREAD = 2.0  # norm of DS from which on a cell is cut into more particles
 MOST_PARTS = 8  # along an axis
 ROUNDS = 3  # of cutting
 LITTLE = 5e-3  # part of the mass for which no cutting is worth while
+HOPELESS = 15.0  # times the tolerance: whoever stalls there does not arrive by more cutting
+JUMP = 0.25  # part of its maximum by which a density may fall between two cells
 NEVER = 1e100
 SHORTEST = 1e-5  # step of a line search
 SMOOTH = 12  # first iterations, in which the vacuum is smoothed
@@ -44,8 +44,7 @@ _REMEDY = (
 OK, LATE, STALLED = code("ok"), code("max_iter"), code("stalled")
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """A warm start: the potential at the nodes, (members, n_1, .., n_D)."""
 
     f: Array
@@ -73,34 +72,24 @@ def on_grid(mu: Grid, problem: Problem, start: Any = None) -> Move:
     ``tol`` (by default that of `tolerance`) bounds the relative L2 error of the displacement, estimated
     by the Newton decrement, |correction of u| <= tol |u| with |u| not counted below a hundredth of a cell,
     and the relative gap int phi d(nu - S_# mu). ``max_iter`` is 100. Steps of many cells are approached from
-    coarser meshes, and those without ``start`` from shorter steps. In the plane, jumps of the density are
-    not resolved by splines: a step from one may stall above the tolerance, and says so.
+    coarser meshes, and those without ``start`` from blurred or shorter ones. In the plane, jumps of the
+    density are not resolved by splines. Where the climb stalls above the tolerance, the step is replaced by
+    the debiased entropic one, and ``blur`` says with which variance.
 
     >>> import numpy as np, otflow as of
-    >>> from otflow.energies.internal import PorousMedium
     >>> x = (np.arange(64) + 0.5) / 16 - 2
     >>> mu = Grid((np.abs(x) < 0.5) * 1.0, [x])
-    >>> move = minimise(mu, Problem(PorousMedium(2.0), of.Wasserstein(), 0.05))
+    >>> move = minimise(mu, Problem(of.PorousMedium(2.0), of.Wasserstein(), 0.05))
     >>> int(move.failed), round(float(move.mu.density.sum() * mu.cell), 12)
     (0, 1.0)
     """
     _admit(mu, problem)
-    old = mu.density.detach().to(torch.float64).reshape(-1, *mu.density.shape[len(mu.batch) :]).cpu().numpy()
-    terms = split(problem.energy, mu, problem.tau)
-    level = Level(
-        old * mu.cell,
-        terms,
-        mu.spacing,
-        problem.tau,
-        problem.tol or tolerance(old.shape[1:]),
-        problem.max_iter or MAX_ITER,
-    )
-    warm = start if isinstance(start, State) and start.f.shape == old.shape else None
-    end, dual = _solve(level, warm)
-    if warm and end.failed.any():
-        end, dual = _solve(level, None)
-    rho, p = _unit_mass(terms, -end.at.f - terms.V, mu.cell)
-    return _move(mu, rho, p, end, dual)
+    level = _level(mu, problem)
+    warm = start if isinstance(start, State) and start.f.shape == level.mass.shape else None
+    end, dual = _best(level, mu, problem, warm)
+    rho, p = _unit_mass(level.terms, -end.at.f - level.terms.V, mu.cell)
+    move = _move(mu, rho, p, end, dual)
+    return patched(move, mu, problem) if (end.failed == STALLED).any() else move
 
 
 def tolerance(sizes: tuple[int, ...]) -> float:
@@ -157,6 +146,12 @@ class Level:
             ways.append(float((np.abs(np.diff(f, axis=a + 1)) * there).max()) * self.tau / h**2)
         return max(ways)
 
+    def jumps(self) -> bool:
+        """Whether the density of some member falls by a large part of its maximum between two cells."""
+        top = self.mass.max(axis=tuple(range(1, self.mass.ndim)), keepdims=True)
+        falls = [np.abs(np.diff(self.mass, axis=a)) for a in range(1, self.mass.ndim)]
+        return any(bool((fall > JUMP * top).any()) for fall in falls)
+
     def carry(self, f: Array, easier: int) -> Array:
         """A potential from an internal energy 4^easier times as wide, for one that is four times narrower."""
         V, internal = self.terms.V, self.terms.internal.wider(4.0 ** (easier - 1))
@@ -170,7 +165,59 @@ class Level:
         return replace(self, mass=mass, terms=terms, spacing=spacing, tol=max(self.tol, COARSE_TOL))
 
 
-def _solve(level: Level, start: State | None) -> tuple[Ascent, Dual | LineDual]:
+Found = tuple["Ascent", "Dual | LineDual"]
+
+
+def _best(level: Level, mu: Grid, problem: Problem, warm: State | None) -> Found:
+    """The first ascent that converges, or else the one that comes closest.
+
+    Its start is the potential of the step before; that of a blurred step, which is robust where the density
+    jumps or mass goes far; or -U'(mu) - V.
+    """
+
+    def plain() -> Found:
+        return _solve(level, None)
+
+    def smooth() -> Found:
+        f = _from_blur(mu, problem)
+        return plain() if f is None else _climb(level, f)
+
+    flat = len(level.spacing) == 2
+    rough = flat and level.jumps()
+    far = flat and level.reach(level.guess()) > 1.0
+    best = _solve(level, warm) if warm else smooth() if far or rough else plain()
+    for attempt in (smooth,) if rough else (smooth, plain) if far else (plain, smooth):
+        if not best[0].failed.any():
+            break
+        best = min(best, attempt(), key=lambda found: float(found[0].residual.max()))
+    return best
+
+
+def _from_blur(mu: Grid, problem: Problem) -> Array | None:
+    """-U'(nu) - V for the end nu of a blurred step, brought to the mesh of mu."""
+    if (start := blurred(mu, problem)) is None:
+        return None
+    coarse, end, times = start
+    f = replace(_level(coarse, problem), mass=_members(end) * end.cell).guess()
+    for _ in range(times):
+        f = _doubled(f)
+    return f
+
+
+def _members(mu: Grid) -> Array:
+    """Densities (members, n_1, .., n_D) in double precision."""
+    sizes = mu.density.shape[len(mu.batch) :]
+    return np.asarray(mu.density.detach().to(torch.float64).reshape(-1, *sizes).cpu())
+
+
+def _level(mu: Grid, problem: Problem) -> Level:
+    old = _members(mu)
+    terms = split(problem.energy, mu, problem.tau)
+    tol = problem.tol or tolerance(old.shape[1:])
+    return Level(old * mu.cell, terms, mu.spacing, problem.tau, tol, problem.max_iter or MAX_ITER)
+
+
+def _solve(level: Level, start: State | None) -> Found:
     """The ascent from a warm start, or else from -U'(mu) - V.
 
     Ways of many cells are found on coarser meshes; on the coarsest, a cold start goes along shorter steps.
@@ -189,12 +236,19 @@ def _solve(level: Level, start: State | None) -> tuple[Ascent, Dual | LineDual]:
         end = ascend(dual, f, 0.1, 20)
         done, parts = done + end.iterations, _finer(parts, end.at, dual)
         f = end.at.f if shorter else level.carry(end.at.f, easier)
+    return _climb(level, f, parts, done)
+
+
+def _climb(level: Level, f: Array, parts: NDArray[np.intp] | None = None, done: int = 0) -> Found:
+    """The ascent from f on this mesh, in rounds between which the mass is cut where it is drawn apart."""
+    parts = np.ones(f.shape, dtype=np.intp) if parts is None else parts
     for _ in range(ROUNDS):
         dual = level.dual(parts)
         end = ascend(dual, f, level.tol, level.max_iter)
         f, done, old = end.at.f, done + end.iterations, parts
         parts = _finer(parts, end.at, dual)
-        if (parts == old).all():
+        hopeless = (end.failed == STALLED).any() and end.residual.max() > HOPELESS * level.tol
+        if (parts == old).all() or hopeless:
             break
     return replace(end, iterations=done), dual
 
@@ -328,6 +382,7 @@ def _move(mu: Grid, rho: Array, p: Array, end: Ascent, dual: Dual | LineDual) ->
         iterations=end.iterations,
         message=_REMEDY.format(worst) if bad else "",
         gap=out(gap),
+        blur=torch.zeros_like(out(gap)),
         state=State(end.at.f),
     )
 

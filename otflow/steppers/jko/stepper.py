@@ -34,8 +34,10 @@ class JKO(Stepper):
     Certificates, the worst since the last save: "cost", the squared distance d^2; "residual", |u/dt + grad F|
     relative to |grad F(mu_k)|; "energy_gap", F(mu_{k+1}) + d^2/(2 dt) - F(mu_k), which is not positive;
     "gap", the relative duality gap, on grids; "concavity", the largest -dt lambda met among curvatures lambda
-    of F: below 1 the minimiser is the only one, as far as the search went. Inner solves that fail end the run
-    with a status.
+    of F: below 1 the minimiser is the only one, as far as the search went; "blur", on grids, the variance
+    by which transport was blurred, 0 but for steps from densities that jump, which the exact problem cannot
+    resolve: there the step is the debiased entropic one with a blur below the width of a cell. Inner solves
+    that fail end the run with a status.
 
     Args:
         tol: relative residual of the inner solver; by default 1e-10 (1e-4 in float32), on grids see `Grid`.
@@ -133,6 +135,7 @@ def certified(mu: Measure, problem: Problem, start: object) -> tuple[Move, Mappi
         "energy_gap": gap,
         "gap": move.gap,
         "concavity": move.concavity,
+        "blur": move.blur,
     }
     return move, {name: value for name, value in known.items() if value is not None}
 
