@@ -10,8 +10,8 @@ Particles that repel when near and attract when far settle on shapes that depend
 
    \frac12 \iint W(x - y)\, d\nu\, d\nu + \frac1{2\tau} W_2^2(\nu, \mu_k)
 
-over the positions of the particles, so that steps may be long where explicit ones would throw close neighbours
-across the plane.
+over the positions of the particles, so that steps may be long where explicit ones would throw close
+neighbours across the plane.
 """
 
 import matplotlib.pyplot as plt

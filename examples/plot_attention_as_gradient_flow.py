@@ -56,7 +56,8 @@ with plt.rc_context(of.plot.STYLE):
     of.plot.trails(exact, ax=axes[0], size=10)
     axes[0].set_title("tokens contract")
     for run, h, shade in zip(runs[:3], steps, (0.25, 0.5, 0.75), strict=False):
-        axes[1].plot(run.ts, run.observed["F"], "o-", ms=3, color=orange, alpha=shade, label=f"JKO, dt = {h:g}")
+        label = f"JKO, dt = {h:g}"
+        axes[1].plot(run.ts, run.observed["F"], "o-", ms=3, color=orange, alpha=shade, label=label)
     axes[1].plot(exact.ts, exact.observed["F"], color=blue, label="explicit")
     axes[1].set(xlabel="time", title="energy", yscale="log")
     axes[1].legend()

@@ -6,6 +6,7 @@ The house style `STYLE` is applied to what is created here and never set globall
 
 from otflow.plot.clouds import SPHERE, particles, trails
 from otflow.plot.curves import energy, ranks, spectra
+from otflow.plot.densities import density
 from otflow.plot.gaussians import cone, disk, ellipses
 from otflow.plot.style import COLOURS, FAINT, INK, PAPER, SEQUENCE, STYLE, figure, spatial
 
@@ -14,6 +15,7 @@ __all__ = [
     "spatial",
     "particles",
     "trails",
+    "density",
     "ellipses",
     "disk",
     "cone",

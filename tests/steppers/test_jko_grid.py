@@ -376,3 +376,52 @@ def test_finer_particles_keep_the_mass_of_every_cell():
     got = np.zeros_like(cells)
     np.add.at(got, where, fine.m)
     np.testing.assert_allclose(got, cells, atol=1e-14)
+
+
+# --- densities that jump -------------------------------------------------------------------------------
+
+
+def block(n: int) -> tuple[of.Grid, np.ndarray]:
+    """The indicator of a square, of mass one."""
+    x = (np.arange(n) + 0.5) / n - 0.5
+    inside = np.maximum(np.abs(x)[:, None], np.abs(x)) < 0.2
+    return of.Grid(inside / (inside.sum() / n**2), [x, x]), x
+
+
+@pytest.mark.parametrize("energy", [of.Entropy(), of.PorousMedium(2.0), of.DensityBound(4.0)], ids=repr)
+def test_a_step_from_a_density_that_jumps_is_taken_with_less_blur_than_a_cell(energy: of.Energy) -> None:
+    mu, x = block(32)
+    move = of.jko_step(mu, energy, 1e-3)
+    assert move.status == "ok"
+    assert 0 <= float(move.blur) <= 1 / 32**2
+    assert float(move.energy_gap) < 0
+    assert float(move.mu.density.sum()) * mu.cell == pytest.approx(1, abs=1e-10)
+    assert float(move.mu.density.min()) >= 0
+    turned = move.mu.density.mT  # the square has symmetries, and so has the answer
+    assert float((turned - move.mu.density).abs().sum()) * mu.cell < 2e-2
+    square = torch.from_numpy(x[:, None] ** 2 + x**2)
+    assert float((move.mu.density * square).sum()) > float((mu.density * square).sum())
+
+
+def test_the_stand_in_for_a_stalled_step_agrees_with_the_exact_one_where_both_exist() -> None:
+    from otflow.steppers.jko.base import Problem
+    from otflow.steppers.jko.grid_start import replacement
+
+    x = (np.arange(64) + 0.5) / 64 - 0.5
+    rho = np.exp(-(x[:, None] ** 2 + x**2) / 0.02)
+    mu = of.Grid(rho / (rho.sum() / 64**2), [x, x])
+    exact = of.jko_step(mu, of.Entropy(), 2e-3)
+    other = replacement(mu, Problem(of.Entropy(), of.Wasserstein(), 2e-3))
+    assert other is not None
+    assert float(exact.blur) == 0
+    assert float((exact.mu.density - other.mu.density).abs().sum()) * mu.cell < 2e-3
+    assert float(other.cost) == pytest.approx(float(exact.cost), rel=2e-2)
+
+
+def test_a_crowd_packs_without_specks() -> None:
+    """A step of a saturated crowd leaves no single cells behind."""
+    mu, x = block(32)
+    F = of.DensityBound(float(mu.density.max())) + of.Potential(lambda z: 4 * z.square().sum(-1))
+    end = of.flow(mu, of.SteepestDescent(F, of.Wasserstein()), of.JKO(), t1=0.2, dt=0.05).final
+    far = x[:, None] ** 2 + x**2 > 0.3**2
+    assert float(end.density[torch.from_numpy(far)].max()) < 1e-2 * float(mu.density.max())

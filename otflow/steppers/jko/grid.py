@@ -38,9 +38,7 @@ JUMP = 0.25  # part of its maximum by which a density may fall between two cells
 NEVER = 1e100
 SHORTEST = 1e-5  # step of a line search
 SMOOTH = 12  # first iterations, in which the vacuum is smoothed
-_REMEDY = (
-    "relative error of the step about {:.1e}: smooth jumps of the density, raise tol, or refine the grid"
-)
+_REMEDY = "relative error of the step about {:.1e}: smooth the density, raise tol, or refine the grid"
 OK, LATE, STALLED = code("ok"), code("max_iter"), code("stalled")
 
 
@@ -69,12 +67,10 @@ def on_grid(mu: Grid, problem: Problem, start: Any = None) -> Move:
     modelled by the elliptic operator U*'' - tau div(rho DT^-1 grad), solved by multigrid. The density is
     nu = (U*)'(c - phi - V), >= 0, with c such that the mass is kept.
 
-    ``tol`` (by default that of `tolerance`) bounds the relative L2 error of the displacement, estimated
-    by the Newton decrement, |correction of u| <= tol |u| with |u| not counted below a hundredth of a cell,
-    and the relative gap int phi d(nu - S_# mu). ``max_iter`` is 100. Steps of many cells are approached from
-    coarser meshes, and those without ``start`` from blurred or shorter ones. In the plane, jumps of the
-    density are not resolved by splines. Where the climb stalls above the tolerance, the step is replaced by
-    the debiased entropic one, and ``blur`` says with which variance.
+    ``tol`` (by default `tolerance`) bounds the relative L2 error of the displacement, estimated by the Newton
+    decrement with |u| not counted below a hundredth of a cell; the relative gap int phi d(nu - S_# mu); and
+    in the plane the total variation between nu and S_# mu. There splines do not resolve jumps of the density:
+    where the climb stalls above tol, the step is the debiased entropic one, and ``blur`` is its variance.
 
     >>> import numpy as np, otflow as of
     >>> x = (np.arange(64) + 0.5) / 16 - 2
@@ -89,7 +85,8 @@ def on_grid(mu: Grid, problem: Problem, start: Any = None) -> Move:
     end, dual = _best(level, mu, problem, warm)
     rho, p = _unit_mass(level.terms, -end.at.f - level.terms.V, mu.cell)
     move = _move(mu, rho, p, end, dual)
-    return patched(move, mu, problem) if (end.failed == STALLED).any() else move
+    given_up = (end.failed == STALLED) | ((end.failed == LATE) & (problem.max_iter is None))
+    return patched(move, mu, problem) if given_up.any() else move
 
 
 def tolerance(sizes: tuple[int, ...]) -> float:
@@ -182,9 +179,8 @@ def _best(level: Level, mu: Grid, problem: Problem, warm: State | None) -> Found
         f = _from_blur(mu, problem)
         return plain() if f is None else _climb(level, f)
 
-    flat = len(level.spacing) == 2
-    rough = flat and level.jumps()
-    far = flat and level.reach(level.guess()) > 1.0
+    rough = len(level.spacing) == 2 and level.jumps()
+    far = len(level.spacing) == 2 and level.reach(level.guess()) > 1.0
     best = _solve(level, warm) if warm else smooth() if far or rough else plain()
     for attempt in (smooth,) if rough else (smooth, plain) if far else (plain, smooth):
         if not best[0].failed.any():
@@ -304,7 +300,10 @@ def ascend(dual: Dual | LineDual, f: Array, tol: float, max_iter: int) -> Ascent
 
 
 def _relative(dual: Dual | LineDual, at: Point, gain: Array) -> Array:
-    """The decrement as a displacement relative to that of the step, or the relative gap if that is larger."""
+    """The decrement as a displacement relative to that of the step, or the relative gap if that is larger.
+
+    In the plane also the total variation between nu and S_# mu: specks weigh little in the others.
+    """
     least = (0.01 * min(dual.spacing)) ** 2
     way = np.sqrt(np.abs(gain) * dual.tau / np.maximum(at.cost, least))
     axes, internal = tuple(range(1, at.f.ndim)), dual.terms.internal
@@ -312,8 +311,8 @@ def _relative(dual: Dual | LineDual, at: Point, gain: Array) -> Array:
     size = np.abs(rho * dual.terms.V).sum(axes) + np.abs(internal.energy(rho).sum(axes))
     f = at.f - (at.f * at.pushed).sum(axes, keepdims=True) / at.pushed.sum(axes, keepdims=True)
     gap = np.abs((f * at.r).sum(axes)) / (size + at.cost / (2 * dual.tau * dual.cell))
-    worst: Array = np.maximum(way, gap)
-    return worst
+    apart = 0.0 if len(axes) == 1 else dual.cell * np.abs(at.r).sum(axes) / 2
+    return np.asarray(np.maximum(np.maximum(way, gap), apart))
 
 
 def _direction(dual: Dual | LineDual, at: Point) -> Array:

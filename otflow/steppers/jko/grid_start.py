@@ -45,11 +45,12 @@ def replacement(mu: Grid, problem: Problem, *, tol: float = 1e-7, max_iter: int 
 
 
 def patched(move: Move, mu: Grid, problem: Problem) -> Move:
-    """A move whose stalled members are replaced by blurred steps, where these succeed."""
+    """A move whose failed members are replaced by blurred steps, unless the user's max_iter stopped them."""
     other = replacement(mu, problem)
     if other is None:
         return move
-    which = (move.failed == code("stalled")) & (other.failed == 0)
+    asked = (move.failed == code("max_iter")) & (problem.max_iter is not None)
+    which = (move.failed > 0) & ~asked & (other.failed == 0)
     failed = torch.where(which, 0, move.failed)
 
     def mixed(b: Tensor, a: Tensor) -> Tensor:

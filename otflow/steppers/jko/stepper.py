@@ -120,6 +120,8 @@ def certified(mu: Measure, problem: Problem, start: object) -> tuple[Move, Mappi
     # Equality at rest, so a violation counts only beyond rounding and what the solver was allowed to leave.
     rounding = max(1e-9, 64 * torch.finfo(paid.dtype).eps)
     slack = rounding * (before.abs() + after.abs()).nan_to_num(posinf=0.0) + 1e-2 * paid
+    if move.blur is not None:
+        slack = slack + move.blur / problem.tau  # what a blurred step may be short of
     wrong = (move.failed == 0) & ~(gap <= slack)
     move = replace(
         move,
