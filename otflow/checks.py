@@ -147,7 +147,9 @@ def probability(w: Tensor, name: str, remedy: str) -> Tensor:
 
 
 def function(value: Any, name: str) -> Any:
-    """Something that can be called."""
+    """Something that can be called; a class would be made, not asked."""
+    if isinstance(value, type):
+        fail(name, value.__name__, "an instance is needed", f"call it: {value.__name__}(...)")
     if not callable(value):
         fail(name, repr(value), "a function is needed", f"pass a callable as {name}")
     return value

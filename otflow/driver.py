@@ -54,7 +54,7 @@ def flow(
     Args:
         mu0: the measure at t0.
         field: its velocity; steps end exactly where its weights jump.
-        stepper: `Euler()`, `Heun()`, `RK4()` with ``dt``, or the adaptive `Dopri5()` without.
+        stepper: `Euler()`, `Heun()`, `RK4()`, `JKO()` with ``dt``, or the adaptive `Dopri5()` without.
         t1, dt, t0: final time, step, initial time.
         noise: an Ito noise, for steppers of fixed step.
         observe: name -> function of the measure, recorded at the save times.

@@ -101,3 +101,13 @@ def test_a_balance_needs_an_energy_and_two_times() -> None:
         of.energy_balance(short, pull)
     with pytest.raises(of.InputError, match="two runs"):
         of.balance_order([of.energy_balance(traj, pull)])
+
+
+def test_empty_tails_of_a_grid_count_for_nothing() -> None:
+    x = (np.arange(200) + 0.5) / 20 - 5
+    rho = np.exp(-((x + 1) ** 2) / 0.1)
+    mu = of.Grid(rho / (rho.sum() / 20), [x])
+    field = of.SteepestDescent(of.Potential(zoo.harmonic) + 0.1 * of.Entropy(), of.Wasserstein())
+    traj = of.flow(mu, field, of.JKO(), t1=0.2, dt=0.02)
+    known = of.energy_balance(traj, field, lengths=traj.certificates["cost"][1:])
+    assert float(of.energy_balance(traj, field).relative) == pytest.approx(float(known.relative), abs=0.05)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from otflow import checks
 from otflow.algebra import Linear
-from otflow.errors import DerivativeError
+from otflow.errors import DerivativeError, InputError
 from otflow.measures import Measure
 from otflow.tangent import Tangent
 
@@ -82,6 +83,21 @@ class Sum(Energy):
     def differential(self, mu: Measure) -> Tangent:
         first, *rest = (c * term.differential(mu) for term, c in self.pairs())
         return sum(rest, start=first)
+
+
+def called(f: Callable[..., Any], name: str, *args: Tensor) -> Tensor:
+    """f(*args) for a user's function, with a word on torch where it was written for numpy."""
+    try:
+        out = f(*args)
+    except (RuntimeError, TypeError) as error:
+        if "numpy" not in str(error) and "keyword argument" not in str(error):
+            raise
+        raise InputError(
+            f"{name}: {error}; write it in torch operations, such as torch.cos(x).sum(-1)."
+        ) from error
+    if not isinstance(out, Tensor):
+        checks.fail(name, f"a {type(out).__name__}", "a tensor is needed", "write it in torch operations")
+    return out
 
 
 def trust_nodes(

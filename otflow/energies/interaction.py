@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from otflow import checks
-from otflow.energies.base import Energy, gradient, trust_nodes
+from otflow.energies.base import Energy, called, gradient, trust_nodes
 from otflow.kernels import row_tiles
 from otflow.measures import Gaussian, Measure
 from otflow.tangent import Tangent
@@ -43,7 +43,7 @@ class Interaction(Energy):
         if not torch.is_grad_enabled() or super().wants_graph(mu):
             return torch.is_grad_enabled()
         x = mu.nodes()[0][..., :1, :].detach()
-        probe: Tensor = self.W(x[..., None, :], x[..., None, :, :] + 1.0)
+        probe = called(self.W, "W(x, y)", x[..., None, :], x[..., None, :, :] + 1.0)
         return probe.requires_grad  # W has parameters of its own
 
     def _admit(self, mu: Measure) -> None:
@@ -84,7 +84,7 @@ class Interaction(Energy):
             index = torch.arange(w.shape[-1], device=w.device)
             own = index[rows, None] == index
             far = torch.where(own[..., None], far.detach() + 1.0, far)
-        values: Tensor = self.W(x[..., rows, None, :], far)
+        values = called(self.W, "W(x, y)", x[..., rows, None, :], far)
         expected = (*w.shape[:-1], rows.stop - rows.start, w.shape[-1])
         if tuple(values.shape) != expected:
             checks.fail(

@@ -140,6 +140,7 @@ class DensityBound(Internal):
         return self.U(torch.exp(-(logdet + d * math.log(2 * math.pi)) / 2))
 
     def differential(self, mu: Measure) -> Tangent:
+        self(mu)  # which refuses measures without a density
         raise DerivativeError("a density bound has no differential; use JKO() on a Grid or on Quantiles.")
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from otflow import checks
-from otflow.energies.base import Energy, trust_nodes
+from otflow.energies.base import Energy, called, trust_nodes
 from otflow.measures import Measure
 
 
@@ -35,12 +35,12 @@ class Potential(Energy):
     def wants_graph(self, mu: Measure) -> bool:
         if not torch.is_grad_enabled() or super().wants_graph(mu):
             return torch.is_grad_enabled()
-        probe: Tensor = self.U(mu.nodes()[0][..., :1, :].detach())
+        probe = called(self.U, "U(x)", mu.nodes()[0][..., :1, :].detach())
         return probe.requires_grad  # U has parameters of its own
 
     def _integral(self, mu: Measure, *, absolute: bool = False) -> Tensor:
         x, w = mu.nodes()
-        u: Tensor = self.U(x)
+        u = called(self.U, "U(x)", x)
         if u.shape != w.shape:
             checks.fail(
                 "U(x).shape",

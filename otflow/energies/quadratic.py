@@ -34,7 +34,11 @@ class QuadraticPotential(Potential):
         self.b = zero if b is None else checks.alike(checks.tensor(b, "b"), "b", self.A, "A")
         if not self.b.ndim or self.b.shape[-1] != self.A.shape[-1]:
             checks.fail("b.shape", tuple(self.b.shape), f"A has shape {tuple(self.A.shape)}", "resize b")
-        super().__init__(lambda x: half_square(x - self.b[..., None, :], fitting(self.A, "A", x)))
+        super().__init__(self._at)
+
+    def _at(self, x: Tensor) -> Tensor:
+        A = fitting(self.A, "A", x)
+        return half_square(x - self.b[..., None, :], A)
 
     def __call__(self, mu: Measure) -> Tensor:
         return _spread(mu, self.A, "A", self.b)
@@ -72,13 +76,15 @@ class QuadraticInteraction(Interaction):
 def _spread(mu: Measure, A: Tensor, name: str, about: Tensor | None) -> Tensor:
     """int 1/2 (x - c).A(x - c) dmu about the point c, or about the mean."""
     x, w = mu.nodes()
+    A = fitting(A, name, x)
     c = (w[..., None] * x).sum(-2) if about is None else about
-    return (w * half_square(x - c[..., None, :], fitting(A, name, x))).sum(-1)
+    return (w * half_square(x - c[..., None, :], A)).sum(-1)
 
 
 @_spread.register(Gaussian)
 def _(mu: Gaussian, A: Tensor, name: str, about: Tensor | None) -> Tensor:
-    own = (mu.root * (fitting(A, name, mu.mean) @ mu.root)).sum((-1, -2)) / 2
+    A = fitting(A, name, mu.mean)
+    own = (mu.root * (A @ mu.root)).sum((-1, -2)) / 2
     return own if about is None else own + half_square((mu.mean - about)[..., None, :], A)[..., 0]
 
 

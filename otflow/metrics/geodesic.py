@@ -42,6 +42,9 @@ class TwistedGeodesic:
     refinements: Tensor
     status: Any
 
+    def __repr__(self) -> str:
+        return f"TwistedGeodesic(upper={self.upper}, lower={self.lower}, status={self.status!r})"
+
     @property
     def distance(self) -> Tensor:
         """The upper bound, (*batch,)."""

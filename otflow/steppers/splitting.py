@@ -38,6 +38,7 @@ class ForwardBackward(Stepper):
 
     def __init__(self, *forward: Energy, backward: Stepper | None = None) -> None:
         self.forward = tuple(checks.instance(F, Energy, "forward") for F in forward)
+        self.explicit = [term for F in self.forward for term, _ in F.pairs()]
         self.backward = JKO() if backward is None else checks.instance(backward, Stepper, "backward")
 
     def step(self, field: VelocityField, t: Tensor, dt: Tensor, mu: Measure, memory: Memory) -> Step:
@@ -66,7 +67,7 @@ class ForwardBackward(Stepper):
         if not isinstance(term, SteepestDescent):
             return [(term, c, True)]
         return [
-            (SteepestDescent(F, term.metric), c * b, any(F is G for G in self.forward))
+            (SteepestDescent(F, term.metric), c * b, any(F is G for G in self.explicit))
             for F, b in term.energy.pairs()
         ]
 

@@ -487,3 +487,8 @@ def test_energies_print_their_target() -> None:
     assert repr(SinkhornDivergence(target, 0.5)).endswith(", eps=0.5)")
     assert SinkhornDivergence(target, 0.5, tol=1e-7).precision == 1e-7
     assert repr(MMD(target, EnergyKernel())).endswith(", EnergyKernel())")
+
+
+def test_a_kernel_is_an_instance() -> None:
+    with pytest.raises(of.InputError, match="call it"):
+        of.MMD(of.Particles([[0.0]]), of.EnergyKernel)  # type: ignore[arg-type]

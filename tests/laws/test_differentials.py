@@ -158,3 +158,12 @@ def test_a_potential_of_the_wrong_shape_is_refused() -> None:
 def test_a_kernel_of_the_wrong_shape_is_refused() -> None:
     with pytest.raises(of.InputError, match=r"W\(x, y\)\.shape"):
         of.Interaction(lambda x, y: x - y)(MEASURES["cloud"]())
+
+
+def test_functions_written_for_numpy_are_told_about_torch() -> None:
+    mu = MEASURES["cloud"]()
+    for U in (lambda x: x.numpy().sum(-1), lambda x: np.sum(x, axis=-1), lambda x: 1.0):
+        with pytest.raises(of.InputError, match="torch operations"):
+            of.Potential(U).differential(mu)
+    with pytest.raises(of.InputError, match="torch operations"):
+        of.Interaction(lambda x, y: np.sum(x - y, axis=-1))(mu)

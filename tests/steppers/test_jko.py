@@ -377,10 +377,17 @@ def test_a_splitting_has_two_parts() -> None:
     for stepper, F in (
         (of.ForwardBackward(), V + H),
         (of.ForwardBackward(V), V),
-        (of.ForwardBackward(2 * V), V + H),
+        (of.ForwardBackward(of.QuadraticPotential(I2)), V + H),
     ):
         with pytest.raises(of.InputError, match="forward"):
             of.flow(mu, of.SteepestDescent(F, metric), stepper, t1=1.0, dt=0.1)
+
+
+def test_a_multiple_of_an_energy_names_it_too() -> None:
+    V, H = 2 * of.QuadraticPotential(I2), of.Entropy()
+    field, mu = of.SteepestDescent(V + H, of.Wasserstein()), of.Gaussian(np.ones(2), I2)
+    end = of.flow(mu, field, of.ForwardBackward(V), t1=0.1, dt=0.1).final
+    torch.testing.assert_close(end.mean, torch.full((2,), 0.8).double())
 
 
 def test_attention_goes_forward_while_entropy_goes_backward() -> None:

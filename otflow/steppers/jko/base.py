@@ -53,6 +53,9 @@ class Move:
     blur: Tensor | None = None
     state: Any = None
 
+    def __repr__(self) -> str:
+        return f"Move(to {self.mu!r}, status={self.status!r})"
+
     @property
     def status(self) -> Any:
         """How the solve ended, in words; an array of them for a batch."""

@@ -82,7 +82,8 @@ def on_grid(mu: Grid, problem: Problem, start: Any = None) -> Move:
     _admit(mu, problem)
     level = _level(mu, problem)
     warm = start if isinstance(start, State) and start.f.shape == level.mass.shape else None
-    end, dual = _best(level, mu, problem, warm)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # wild trial steps are rejected
+        end, dual = _best(level, mu, problem, warm)
     rho, p = _unit_mass(level.terms, -end.at.f - level.terms.V, mu.cell)
     move = _move(mu, rho, p, end, dual)
     given_up = (end.failed == STALLED) | ((end.failed == LATE) & (problem.max_iter is None))
