@@ -15,7 +15,7 @@ from otflow import checks
 from otflow.fields import SteepestDescent, VelocityField
 from otflow.measures import Grid, Measure, Particles
 from otflow.metrics import Metric
-from otflow.steppers.jko.stepper import as_descent
+from otflow.steppers.jko.stepper import admit, as_descent
 from otflow.tangent import Tangent, align
 from otflow.trajectory import Trajectory
 
@@ -82,6 +82,7 @@ def energy_balance(traj: Trajectory, field: VelocityField, *, lengths: Any = Non
     descent = as_descent(checks.instance(field, VelocityField, "field"))
     if len(traj) < 2:
         checks.fail("len(traj)", len(traj), "a balance needs two save times", "save more often")
+    admit(field, traj.measures[0])
     with torch.no_grad():
         energy = torch.stack([descent.energy(mu) for mu in traj.measures])
         slope = torch.stack([_slope(mu, descent) for mu in traj.measures])
@@ -112,7 +113,8 @@ def balance_order(balances: Sequence[EnergyBalance]) -> Tensor:
 
 def _slope(mu: Measure, descent: SteepestDescent) -> Tensor:
     g = descent.metric.gradient(mu, descent.energy.differential(mu))
-    return descent.metric.inner(mu, g, g)
+    square = descent.metric.inner(mu, g, g)
+    return square.nan_to_num(nan=torch.inf)  # of entropy where a grid has empty cells
 
 
 def _lengths(traj: Trajectory, metric: Metric) -> Tensor:

@@ -111,3 +111,12 @@ def test_empty_tails_of_a_grid_count_for_nothing() -> None:
     traj = of.flow(mu, field, of.JKO(), t1=0.2, dt=0.02)
     known = of.energy_balance(traj, field, lengths=traj.certificates["cost"][1:])
     assert float(of.energy_balance(traj, field).relative) == pytest.approx(float(known.relative), abs=0.05)
+
+
+def test_the_slope_of_entropy_is_infinite_where_a_grid_is_empty() -> None:
+    x = (np.arange(20) + 0.5) / 20
+    mu = of.Grid(2.0 * (x < 0.5), [x])
+    field = of.SteepestDescent(of.Entropy(), of.Wasserstein())
+    balance = of.energy_balance(of.flow(mu, field, of.JKO(), t1=0.02, dt=0.01), field)
+    assert float(balance.slope[0]) == np.inf
+    assert not bool(balance.residual.isnan().any())

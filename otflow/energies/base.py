@@ -40,8 +40,9 @@ class Energy(Linear["Energy"], ABC):
         create = self.wants_graph(mu)
         with torch.enable_grad():
             coords = [c if create and c.requires_grad else c.detach().requires_grad_() for c in mu.coords]
-            value = self(mu.at(coords)).sum()
-            return gradient(value, coords, create_graph=create)
+            value = self(mu.at(coords))
+            one_each(value, mu)
+            return gradient(value.sum(), coords, create_graph=create)
 
     def wants_graph(self, mu: Measure) -> bool:
         """Whether the differential will itself be differentiated: in mu, or in parameters of the energy."""
@@ -83,6 +84,17 @@ class Sum(Energy):
     def differential(self, mu: Measure) -> Tangent:
         first, *rest = (c * term.differential(mu) for term, c in self.pairs())
         return sum(rest, start=first)
+
+
+def one_each(value: Tensor, mu: Measure) -> None:
+    """Refuse energies with more members than the measure: their sum would be differentiated."""
+    if value.shape != mu.batch:
+        checks.fail(
+            "energy(mu).shape",
+            tuple(value.shape),
+            f"one number per member of the batch is needed, {tuple(mu.batch)}",
+            "give the measure the batch of the matrices, or drop it there",
+        )
 
 
 def called(f: Callable[..., Any], name: str, *args: Tensor) -> Tensor:

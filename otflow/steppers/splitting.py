@@ -16,6 +16,7 @@ from otflow.measures import Grid, Measure
 from otflow.steppers.base import Memory, Step, Stepper
 from otflow.steppers.explicit import Euler
 from otflow.steppers.jko import JKO
+from otflow.steppers.jko.stepper import admit
 
 
 class ForwardBackward(Stepper):
@@ -43,6 +44,7 @@ class ForwardBackward(Stepper):
 
     def step(self, field: VelocityField, t: Tensor, dt: Tensor, mu: Measure, memory: Memory) -> Step:
         explicit, implicit = self.split(field)
+        admit(field, mu)
         old = memory.carry.parts if memory.carry else (None, None)
         first = Euler().step(explicit, t, dt, mu, Memory(old[0]))
         second = self.backward.step(implicit, t, dt, first.mu, Memory(old[1]))

@@ -124,8 +124,9 @@ def test_off_centre_gaussians_are_refused_where_the_energy_would_be_another(fiel
     descent = f.as_gradient_flow(of.Gaussian)
     with pytest.raises(of.InputError, match="centred"):
         descent(0.0, mu)
-    with pytest.raises(of.InputError, match="centred"):
-        of.flow(mu, descent, of.JKO(), t1=0.1, dt=0.1)
+    for g in (descent, 2 * descent):
+        with pytest.raises(of.InputError, match="centred"):
+            of.flow(mu, g, of.JKO(), t1=0.1, dt=0.1)
 
 
 def test_sinkhorn_attention_descends_its_energy_off_centre_too() -> None:

@@ -390,3 +390,16 @@ def test_what_has_no_twisted_distance_is_refused() -> None:
             twisted_wasserstein(mu, nu, by_weight, **option)
     with pytest.raises(InputError, match=r"twisted_wasserstein.*Wasserstein\(\)"):
         distance(mu, nu, by_weight)
+
+
+def test_a_weight_that_the_quadrature_misses_is_found_out() -> None:
+    spike = of.Twisted(lambda mu, x: 1 + 1e4 * torch.exp(-(((x[..., 0] - 0.3) / 0.005) ** 2)))
+    way = of.twisted_wasserstein(of.Particles([[0.0]]), of.Particles([[1.0]]), spike, on_failure="return")
+    assert way.status == "uncertified"
+    assert float(way.upper) > 2.2
+
+
+def test_a_floor_under_the_weight_that_is_too_high_is_refused() -> None:
+    metric = of.Twisted(lambda mu, x: 1 + x[..., 0] ** 2)
+    with pytest.raises(of.InputError, match="lower"):
+        of.twisted_wasserstein(of.Particles([[0.0]]), of.Particles([[1.0]]), metric, lower=100.0)

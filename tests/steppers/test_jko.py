@@ -409,3 +409,42 @@ def test_extrapolation_needs_a_fixed_step_and_no_grid() -> None:
     field = of.SteepestDescent(of.Potential(zoo.harmonic), of.Wasserstein())
     with pytest.raises(of.InputError, match="negative"):
         of.flow(zoo.MEASURES["grid"](), field, of.Extrapolated(of.Euler()), t1=0.01, dt=0.001)
+
+
+def test_steps_far_from_the_origin_are_taken_in_single_precision() -> None:
+    """A pull of unit speed over 5e-4, at a distance of 140: eighty roundings."""
+    x = (100 + torch.from_numpy(normal(20, 2))).float()
+    move = of.jko_step(of.Particles(x), of.Potential(lambda x: x.square().sum(-1).sqrt()), 5e-4)
+    way = (move.mu.x - x).norm(dim=-1)
+    torch.testing.assert_close(way, torch.full((20,), 5e-4), rtol=0.05, atol=0)
+
+
+def test_twisted_steps_on_the_sphere() -> None:
+    A = 2 * np.eye(3)
+    softmax = of.SoftmaxAttention(A, np.eye(3), -A)
+    mu = of.Particles(zoo.unit(32, 3), space=of.Sphere())
+    exact = of.flow(mu, softmax, of.Dopri5(), t1=0.4).final.x
+    gaps = [
+        float((of.flow(mu, softmax.as_gradient_flow(), of.JKO(), t1=0.4, dt=h).final.x - exact).norm())
+        for h in (0.1, 0.05)
+    ]
+    assert gaps[0] / gaps[1] == pytest.approx(2.0, abs=0.4)
+
+
+def test_the_search_for_saddles_is_not_fooled_by_a_seed() -> None:
+    torch.manual_seed(0)
+    x = torch.nn.functional.normalize(torch.randn(6, 3, dtype=torch.float64), dim=-1)
+    assert (
+        of.jko_step(of.Particles(x, space=of.Sphere()), of.ExponentialInteraction(np.eye(3)), 0.01).status
+        == "ok"
+    )
+
+
+def test_more_matrices_than_members_are_refused() -> None:
+    A = np.stack([np.eye(2), 2 * np.eye(2)])
+    for mu in (of.Particles(np.ones((1, 2))), of.Gaussian(np.ones(2), I2)):
+        for F in (of.QuadraticPotential(A), of.QuadraticInteraction(A)):
+            with pytest.raises(of.InputError, match="one number per member"):
+                of.SteepestDescent(F, of.Wasserstein())(0.0, mu)
+            with pytest.raises(of.InputError, match="one number per member"):
+                of.jko_step(mu, F, 0.1)

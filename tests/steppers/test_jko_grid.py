@@ -418,10 +418,62 @@ def test_the_stand_in_for_a_stalled_step_agrees_with_the_exact_one_where_both_ex
     assert float(other.cost) == pytest.approx(float(exact.cost), rel=2e-2)
 
 
-def test_a_crowd_packs_without_specks() -> None:
-    """A step of a saturated crowd leaves no single cells behind."""
+def test_a_crowd_walks_without_specks() -> None:
+    """Steps of a packed crowd leave no single cells behind; near rest they are refused, not guessed."""
     mu, x = block(32)
-    F = of.DensityBound(float(mu.density.max())) + of.Potential(lambda z: 4 * z.square().sum(-1))
-    end = of.flow(mu, of.SteepestDescent(F, of.Wasserstein()), of.JKO(), t1=0.2, dt=0.05).final
-    far = x[:, None] ** 2 + x**2 > 0.3**2
-    assert float(end.density[torch.from_numpy(far)].max()) < 1e-2 * float(mu.density.max())
+    aim = torch.tensor([0.2, 0.0], dtype=torch.float64)
+    F = of.DensityBound(float(mu.density.max())) + of.Potential(lambda z: 4 * (z - aim).square().sum(-1))
+    field = of.SteepestDescent(F, of.Wasserstein())
+    traj = of.flow(mu, field, of.JKO(), t1=1.0, dt=0.05, on_failure="return")
+    assert len(traj) > 2
+    assert traj.status == "uncertified"
+    assert "shorter" in traj.message or "longer dt" in traj.message
+    end = traj.final
+    behind = torch.from_numpy((x[:, None] < -0.25) | (np.abs(x) > 0.3))
+    assert float(end.density[behind].max()) < 1e-2 * float(mu.density.max())
+    assert float((end.density * torch.from_numpy(x)[:, None]).sum()) * mu.cell > 0.08
+    assert float(traj.certificates["energy_gap"][1:].max()) < 0
+
+
+def test_steps_of_less_than_a_cell_from_a_jump_are_not_taken_for_rest() -> None:
+    x = (np.arange(40) + 0.5) / 40 - 0.5
+    line = (np.abs(x) < 0.2) / ((np.abs(x) < 0.2).sum() / 40)
+    stripe = of.Grid(np.tile(line, (40, 1)), [x, x])
+    move = of.jko_step(stripe, of.PorousMedium(2.0), 1e-4, on_failure="return")
+    assert move.status != "ok"
+    longer = of.jko_step(stripe, of.PorousMedium(2.0), 3e-3)
+    alone = of.jko_step(of.Grid(line, [x]), of.PorousMedium(2.0), 3e-3)
+    assert float(longer.cost) == pytest.approx(float(alone.cost), rel=0.1)
+
+
+def test_long_cells_are_not_blurred_across_short_ones() -> None:
+    x, y = (np.arange(16) + 0.5) / 4 - 2, (np.arange(64) + 0.5) / 64 - 0.5
+    rho = ((np.abs(x) < 1)[:, None] & (np.abs(y) < 0.1)).astype(float)
+    mu = of.Grid(rho / (rho.sum() / 256), [x, y])
+    move = of.jko_step(mu, 0.01 * of.Entropy(), 1e-3, on_failure="return")
+    assert move.status != "ok"
+    assert float(move.blur) == 0
+
+
+def test_mass_that_reaches_a_wall_is_charged_for_its_way() -> None:
+    """The quantile function of a block [0, 0.2] against that of its end."""
+    n = 80
+    x = (np.arange(n) + 0.5) / n
+    mu = of.Grid((x < 0.2) / 0.2, [x])
+    move = of.jko_step(mu, of.PorousMedium(2.0), 1.0)
+    s = (np.arange(20000) + 0.5) / 20000
+    edges = np.linspace(0, 1, n + 1)
+    far = np.interp(s, np.concatenate([[0], move.mu.density.numpy().cumsum() / n]), edges)
+    assert float(move.cost) == pytest.approx(float(np.mean((far - 0.2 * s) ** 2)), rel=2e-3)
+
+
+def test_members_of_a_batch_in_the_plane_do_not_see_each_other() -> None:
+    x, y = (np.arange(16) + 0.5) / 16, (np.arange(21) + 0.5) / 21
+    X, Y = np.meshgrid(x, y, indexing="ij")
+    rho = np.stack([1.0 * (X < 0.4), np.exp(-((X - 0.5) ** 2 + (Y - 0.5) ** 2) / 0.05)])
+    rho = rho / (rho.sum((-1, -2), keepdims=True) / (16 * 21))
+    together = of.jko_step(of.Grid(rho, [x, y]), of.Entropy(), 0.01, on_failure="return")
+    for k in range(2):
+        alone = of.jko_step(of.Grid(rho[k], [x, y]), of.Entropy(), 0.01, on_failure="return")
+        torch.testing.assert_close(together.mu.density[k], alone.mu.density, rtol=0, atol=1e-12)
+        assert together.status[k] == alone.status

@@ -62,7 +62,7 @@ class Displaced:
     @cached_property
     def far(self) -> Tensor:
         """The size of the coordinates, which rounding is relative to."""
-        return self.inner(self.mu.coords, self.mu.coords).sqrt()
+        return self.mu.inner(self.mu.coords, self.mu.coords).sqrt()  # twisted, points on a sphere are normal
 
     @cached_property
     def reach(self) -> Tensor:
@@ -77,8 +77,9 @@ class Displaced:
         return torch.sqrt(noise * torch.maximum(self.far, scale) * scale)
 
     def rounding(self, curvature: Tensor) -> Tensor:
-        eps = torch.finfo(self.far.dtype).eps
-        return 32 * eps * self.far * torch.clamp(curvature, min=1 / self.problem.tau)
+        """Positions are rounded, displacements are not: what counts is the curvature of the energy alone."""
+        own = (curvature - 1 / self.problem.tau).abs()
+        return 32 * torch.finfo(self.far.dtype).eps * self.far * own
 
 
 def displace(mu: Measure, problem: Problem, start: Any = None) -> Move:
@@ -90,7 +91,7 @@ def displace(mu: Measure, problem: Problem, start: Any = None) -> Move:
     found = newton(J, _start(J, rest, start), size, tol=tol, max_iter=problem.max_iter or ITERATIONS)
     u = found.u
     # At rest there is no gradient to compare with: what is below rounding counts as solved.
-    whole = size + J.rounding(torch.zeros_like(size)) / tol
+    whole = size + found.noise / tol
     residual = found.residual / torch.where(whole > 0, whole, torch.ones_like(whole))
     return Move(
         mu=mu.exp(u),

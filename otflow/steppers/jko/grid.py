@@ -15,12 +15,12 @@ from otflow import checks
 from otflow.errors import DerivativeError
 from otflow.measures import Grid
 from otflow.metrics import Wasserstein
-from otflow.status import code
 from otflow.steppers.jko import multigrid
 from otflow.steppers.jko.base import Move, Problem, minimise
+from otflow.steppers.jko.grid_ascent import LATE, OK, STALLED, Ascent, ascend, unit_mass
 from otflow.steppers.jko.grid_dual import Dual, Point, extend, particles
 from otflow.steppers.jko.grid_line import LineDual
-from otflow.steppers.jko.grid_start import blurred, patched
+from otflow.steppers.jko.grid_start import blurred, joined, patched
 from otflow.steppers.jko.grid_terms import Terms, split
 from otflow.steppers.jko.spline import Array, Stencil, coefficients
 
@@ -35,27 +35,13 @@ ROUNDS = 3  # of cutting
 LITTLE = 5e-3  # part of the mass for which no cutting is worth while
 HOPELESS = 15.0  # times the tolerance: whoever stalls there does not arrive by more cutting
 JUMP = 0.25  # part of its maximum by which a density may fall between two cells
-NEVER = 1e100
-SHORTEST = 1e-5  # step of a line search
-SMOOTH = 12  # first iterations, in which the vacuum is smoothed
 _REMEDY = "relative error of the step about {:.1e}: smooth the density, raise tol, or refine the grid"
-OK, LATE, STALLED = code("ok"), code("max_iter"), code("stalled")
 
 
 class State(NamedTuple):
     """A warm start: the potential at the nodes, (members, n_1, .., n_D)."""
 
     f: Array
-
-
-@dataclass(frozen=True)
-class Ascent:
-    """Where an ascent of the dual ended: residual and status codes are per member."""
-
-    at: Point
-    residual: Array
-    failed: NDArray[np.int64]
-    iterations: int
 
 
 @minimise.register(Grid)
@@ -80,11 +66,27 @@ def on_grid(mu: Grid, problem: Problem, start: Any = None) -> Move:
     (0, 1.0)
     """
     _admit(mu, problem)
+    if len(mu.axes) == 1 or mu.density.shape[: len(mu.batch)].numel() <= 1:
+        return _step(mu, problem, start)
+    # In the plane climbs differ in length and in kind: one member after the other, so that none sees another.
+    flat = mu.at([mu.density.flatten(0, len(mu.batch) - 1)])
+    f = start.f if isinstance(start, State) and len(start.f) == len(flat.density) else None
+    moves = [
+        _step(flat[k : k + 1], problem, None if f is None else State(f[k : k + 1]))
+        for k in range(len(flat.density))
+    ]
+    return joined(moves, mu)
+
+
+def _step(mu: Grid, problem: Problem, start: Any) -> Move:
     level = _level(mu, problem)
     warm = start if isinstance(start, State) and start.f.shape == level.mass.shape else None
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # wild trial steps are rejected
         end, dual = _best(level, mu, problem, warm)
-    rho, p = _unit_mass(level.terms, -end.at.f - level.terms.V, mu.cell)
+    if len(level.spacing) == 2 and level.jumps():  # steps of less than a cell from a jump are not resolved
+        short = end.at.cost < (min(level.spacing) / 2) ** 2
+        end = replace(end, failed=np.where(short & (end.failed == OK), STALLED, end.failed))
+    rho, p = unit_mass(level.terms, -end.at.f - level.terms.V, mu.cell)
     move = _move(mu, rho, p, end, dual)
     given_up = (end.failed == STALLED) | ((end.failed == LATE) & (problem.max_iter is None))
     return patched(move, mu, problem) if given_up.any() else move
@@ -282,89 +284,6 @@ def _finer(parts: NDArray[np.intp], at: Point, dual: Dual | LineDual) -> NDArray
     out = parts.copy()
     np.maximum.at(out, (dual.mu.member, *where), np.clip(need, 1, MOST_PARTS))
     return out
-
-
-def ascend(dual: Dual | LineDual, f: Array, tol: float, max_iter: int) -> Ascent:
-    """Climb the dual from f; members that have converged or stalled wait for the others."""
-    at, it = dual.at(-_unit_mass(dual.terms, -f - dual.terms.V, dual.cell)[1] - dual.terms.V), 0
-    failed, residual = np.full(len(f), LATE), np.full(len(f), np.inf)
-    for it in range(max_iter + 1):
-        d = _direction(dual, at)
-        gain = dual.cell * (at.r * d).reshape(len(f), -1).sum(-1)
-        residual = np.where(failed == STALLED, residual, _relative(dual, at, gain))
-        failed = np.where((failed == LATE) & (residual <= tol), OK, failed)
-        if not (failed == LATE).any() or it == max_iter:
-            break
-        at, stuck = _search(dual, at, d, gain, failed == LATE, smooth=it < SMOOTH)
-        failed = np.where(stuck, STALLED, failed)
-    return Ascent(at, residual, failed, it)
-
-
-def _relative(dual: Dual | LineDual, at: Point, gain: Array) -> Array:
-    """The decrement as a displacement relative to that of the step, or the relative gap if that is larger.
-
-    In the plane also the total variation between nu and S_# mu: specks weigh little in the others.
-    """
-    least = (0.01 * min(dual.spacing)) ** 2
-    way = np.sqrt(np.abs(gain) * dual.tau / np.maximum(at.cost, least))
-    axes, internal = tuple(range(1, at.f.ndim)), dual.terms.internal
-    rho = np.maximum(at.pushed, 0)
-    size = np.abs(rho * dual.terms.V).sum(axes) + np.abs(internal.energy(rho).sum(axes))
-    f = at.f - (at.f * at.pushed).sum(axes, keepdims=True) / at.pushed.sum(axes, keepdims=True)
-    gap = np.abs((f * at.r).sum(axes)) / (size + at.cost / (2 * dual.tau * dual.cell))
-    apart = 0.0 if len(axes) == 1 else dual.cell * np.abs(at.r).sum(axes) / 2
-    return np.asarray(np.maximum(np.maximum(way, gap), apart))
-
-
-def _direction(dual: Dual | LineDual, at: Point) -> Array:
-    """Solves (U*'' - div K grad) d = r, the model of a Newton step."""
-    model, D = dual.model(at), len(dual.spacing)
-    A = multigrid.operator(model.mass + 1e-12 * model.mass.max(), model.edges, model.cross, dual.spacing)
-    b = at.r.reshape(len(at.f), -1)
-    return multigrid.solve(A, multigrid.hierarchy(A, at.f.shape, D), b, tol=1e-2).reshape(at.f.shape)
-
-
-def _search(
-    dual: Dual | LineDual, at: Point, d: Array, gain: Array, active: NDArray[np.bool_], *, smooth: bool
-) -> tuple[Point, NDArray[np.bool_]]:
-    """Halve the step of each member until its dual climbs; the second answer marks those that cannot.
-
-    Early on, phi is continued smoothly into the vacuum afterwards, unless that undoes the progress.
-    """
-    axes = tuple(range(1, d.ndim))
-    t = np.where(active, 1.0, 0.0)
-    while True:
-        new = dual.at(at.f + np.expand_dims(t, axes) * d, at.u)
-        poor = (t > 0) & ~(at.J + 0.1 * t * gain - 1e-12 * np.abs(at.J) <= new.J)
-        if not poor.any():
-            break
-        t = np.where(poor, np.where(t < SHORTEST, 0.0, t / 2), t)
-    if smooth and not new.full.all():
-        other = dual.at(np.where(np.expand_dims(t > 0, axes), extend(new.f, new.full), at.f), new.u)
-        good = np.expand_dims(other.J + gain - at.J >= 0, axes)
-        new = other if good.all() else dual.at(np.where(good, other.f, new.f), new.u)
-    return new, active & (t == 0)
-
-
-def _unit_mass(terms: Terms, p: Array, cell: float) -> tuple[Array, Array]:
-    """density(p + c), of mass one, and p + c, the constants c of the members by safe Newton steps."""
-    axes = tuple(range(1, p.ndim))
-    low, high = np.full(len(p), -NEVER), np.full(len(p), NEVER)
-    c, stride = np.zeros(len(p)), np.full(len(p), 1e-3 * (1 + np.abs(p).max()))
-    for _ in range(200):
-        q = p + np.expand_dims(c, axes)
-        rho = terms.internal.density(q)
-        excess = np.minimum(cell * rho.sum(axes), 1e100) - 1
-        if (np.abs(excess) <= 1e-13).all():
-            break
-        low, high = np.where(excess < 0, c, low), np.where(excess > 0, c, high)
-        slope = cell * terms.internal.curvature(q).sum(axes)
-        new = c - excess / np.maximum(slope, 1e-100)
-        far = c - np.sign(excess) * stride
-        middle = np.where(high - low < NEVER, (low + high) / 2, far)
-        stride = 2 * stride
-        c = np.where((new > low) & (new < high) & (np.abs(new - c) < stride), new, middle)
-    return rho / (1 + np.expand_dims(excess, axes)), q
 
 
 def _move(mu: Grid, rho: Array, p: Array, end: Ascent, dual: Dual | LineDual) -> Move:

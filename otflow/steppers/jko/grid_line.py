@@ -54,6 +54,12 @@ class LineDual:
         whole = (self._cubics / np.arange(1, 5)).sum(-1)
         return np.pad(np.cumsum(whole, -1), ((0, 0), (1, 0)))
 
+    @cached_property
+    def _ends(self) -> Array:
+        """Where the mass begins and ends, in cells, (members, 2)."""
+        there = self.mass > 1e-9 * self.mass.max(-1, keepdims=True)
+        return np.stack([there.argmax(-1), there.shape[1] - there[:, ::-1].argmax(-1)], -1)
+
     def _at(self, T: Array) -> tuple[Array, Array, Array]:
         """M', M and its integral at T, in cells; beyond the walls there is no mass."""
         n = self.mass.shape[1]
@@ -78,7 +84,9 @@ class LineDual:
         moved = np.diff(np.pad(M, ((0, 0), (1, 0))), axis=1, append=total[:, None])
         p = -f - self.terms.V
         J = lead - h * self.terms.internal.value(p).sum(-1)
-        way = np.pad(faces - T, ((0, 0), (1, 1))) * h
+        # Mass at a wall comes from where the mass ends, and not from the wall.
+        first, last = np.minimum(self._ends[:, :1], T[:, :1]), np.maximum(self._ends[:, 1:], T[:, -1:])
+        way = np.concatenate([-first, faces - T, n - last], 1) * h
         squares = (way[:, 1:] ** 2 + way[:, 1:] * way[:, :-1] + way[:, :-1] ** 2) / 3
         r = self.terms.internal.density(p) - moved / h
         top = moved.max(-1, keepdims=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,8 +36,10 @@ def blurred(mu: Grid, problem: Problem) -> tuple[Grid, Grid, int] | None:
 def replacement(mu: Grid, problem: Problem, *, tol: float = 1e-7, max_iter: int = 20_000) -> Move | None:
     """The debiased entropic step with the least blur that the mesh can carry, 0.7 cells wide.
 
-    None where the energy has no entropic step.
+    None where the energy has no entropic step, and where cells are so long that it would blur by several.
     """
+    if max(mu.spacing) > 1.5 * min(mu.spacing):
+        return None
     stepper = EntropicJKO(max(mu.spacing) ** 2 / 2, debiased=True, tol=tol, max_iter=max_iter)
     try:
         with torch.no_grad():
@@ -62,10 +66,31 @@ def patched(move: Move, mu: Grid, problem: Problem) -> Move:
         cost=mixed(other.cost, move.cost),
         residual=mixed(other.residual, move.residual),
         gap=torch.where(which, torch.nan, torch.zeros_like(move.cost) if move.gap is None else move.gap),
-        blur=which * max(mu.spacing) ** 2 / 2,
+        blur=which.to(move.cost) * max(mu.spacing) ** 2 / 2,
         failed=failed,
         message=move.message if bool((failed > 0).any()) else "",
         state=None,
+    )
+
+
+def joined(moves: Sequence[Move], mu: Grid) -> Move:
+    """The moves of all members as one, in the batch of mu."""
+
+    def stack(name: str) -> Tensor:
+        return torch.cat([getattr(move, name).reshape(1) for move in moves]).reshape(mu.batch)
+
+    states = [move.state for move in moves]
+    known = all(state is not None for state in states)
+    return Move(
+        mu=mu.at([torch.cat([move.mu.coords[0] for move in moves]).reshape(mu.density.shape)]),
+        cost=stack("cost"),
+        residual=stack("residual"),
+        failed=stack("failed"),
+        iterations=max(move.iterations for move in moves),
+        message=next((move.message for move in moves if move.message), ""),
+        gap=stack("gap"),
+        blur=stack("blur"),
+        state=type(states[0])(np.concatenate([state.f for state in states])) if known else None,
     )
 
 

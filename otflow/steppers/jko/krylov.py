@@ -50,6 +50,7 @@ class Minimum:
     failed: Tensor
     iterations: int
     least: Tensor
+    noise: Tensor
 
 
 def newton(J: Objective, start: Tangent, size: Tensor, *, tol: float, max_iter: int) -> Minimum:
@@ -58,8 +59,8 @@ def newton(J: Objective, start: Tangent, size: Tensor, *, tol: float, max_iter: 
     failed = torch.where(torch.isfinite(size), code("max_iter"), code("degenerate"))
     least, most = torch.full_like(size, torch.inf), torch.zeros_like(size)
     for k in range(max_iter + 1):
-        r = J.inner(at.g, at.g).sqrt()
-        failed = torch.where(r <= tol * size + J.rounding(most), 0, failed)
+        r = _norm(J, at.g)
+        failed = torch.where(r <= tol * size + _noise(J, most), 0, failed)
         busy = failed == code("max_iter")
         if k == max_iter or not bool(busy.any()):
             break
@@ -71,7 +72,16 @@ def newton(J: Objective, start: Tangent, size: Tensor, *, tol: float, max_iter: 
         at = new
     _, low, _ = _direction(J, at, _probe(J, at), torch.full_like(size, 1e-5), failed == 0, PROBES)
     failed = torch.where((failed == 0) & (low <= 0), code("uncertified"), failed)
-    return Minimum(at.u, J.inner(at.g, at.g).sqrt(), failed, k, torch.minimum(least, low))
+    return Minimum(at.u, _norm(J, at.g), failed, k, torch.minimum(least, low), _noise(J, most))
+
+
+def _norm(J: Objective, u: Tangent) -> Tensor:
+    return J.inner(u, u).clamp(min=0).sqrt()
+
+
+def _noise(J: Objective, most: Tensor) -> Tensor:
+    """Rounding of the gradient, once a curvature has been met."""
+    return torch.where(most > 0, J.rounding(most), torch.zeros_like(most))
 
 
 @dataclass(frozen=True)
@@ -116,14 +126,16 @@ def _direction(
 
 def _curved(J: Objective, at: _Point, q: Tangent) -> Tangent:
     """H q by a difference of gradients."""
-    size = J.inner(q, q).sqrt()
+    size = _norm(J, q)
     h = J.reach / torch.where(size > 0, size, torch.ones_like(size))
     return (J.gradient(at.u + h * q) - at.g) / h
 
 
 def _probe(J: Objective, at: _Point) -> Tangent:
     """A fixed tangent without structure, which meets every eigenvector."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(
+        977_231_665_301
+    )  # nobody's own seed, or it could be parallel to x
     noise = at.g.map(lambda a: torch.randn(a.shape, generator=generator, dtype=a.dtype).to(a.device))
     return J.tangent(noise)
 
