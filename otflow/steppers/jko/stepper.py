@@ -41,9 +41,9 @@ class JKO(Stepper):
     relative to |grad F(mu_k)|; "energy_gap", F(mu_{k+1}) + d^2/(2 dt) - F(mu_k), which is not positive;
     "gap", the relative duality gap, on grids; "concavity", the largest -dt lambda met among curvatures lambda
     of F: below 1 the minimiser is the only one, as far as the search went; "blur", on grids, the variance
-    by which transport was blurred, 0 but for steps from densities that jump, which the exact problem cannot
-    resolve: there the step is the debiased entropic one with a blur below the width of a cell. Inner solves
-    that fail end the run with a status.
+    by which transport was blurred, 0 but for steps that the exact problem does not resolve, as from
+    densities that jump: there the step is the debiased entropic one with a blur below the width of a cell,
+    if that keeps the energy inequality. Inner solves that fail end the run with a status.
 
     Args:
         tol: relative residual of the inner solver; by default 1e-10 (1e-4 in float32), 1e-9 on quantiles. On
