@@ -55,7 +55,7 @@ angle = np.linspace(0, 2 * np.pi, 200)
 with plt.rc_context(of.plot.STYLE):
     fig, axes = plt.subplots(1, 3, figsize=(10.5, 3.6), layout="constrained")
     for ax, (name, run), radius in zip(axes, runs.items(), (3**-0.5, 1.0), strict=False):
-        centre = run.final.x.mean(0)
+        centre = run.final.x.mean(0).numpy()
         ax.plot(centre[0] + radius * np.cos(angle), centre[1] + radius * np.sin(angle), color=orange, lw=1)
         of.plot.trails(run, ax=ax, size=12)
         ax.set_title(name)
