@@ -21,7 +21,7 @@ from torch import Tensor
 
 from otflow import checks, kernels
 from otflow.energies.base import Energy
-from otflow.energies.scores import _fitting, _learns, _square
+from otflow.energies.scores import _fitting, _learns, _square, _symmetric
 from otflow.errors import NotFiniteError
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.tangent import Tangent
@@ -303,15 +303,3 @@ def _refuse(mu: Measure) -> NoReturn:
     checks.fail(
         "mu", repr(mu), "scores are between tokens", "use Particles or a Gaussian, say Particles(*mu.nodes())"
     )
-
-
-def _symmetric(A: Tensor) -> Tensor:
-    skew = (A - A.mT).detach().abs().max().item()
-    if skew > 1e-6 * A.detach().abs().max().item():
-        checks.fail(
-            "max |A - A^T|",
-            f"{skew:.3g}",
-            "attention descends an energy for symmetric A only",
-            "pass (A + A.T) / 2 if that is what you mean",
-        )
-    return (A + A.mT) / 2

@@ -274,7 +274,7 @@ def _symmetric(A: Tensor) -> Tensor:
         checks.fail(
             "max |A - A^T|",
             f"{skew:.3g}",
-            "Sinkhorn attention descends an energy for symmetric A only",
+            "attention descends an energy for symmetric A only",
             "pass (A + A.T) / 2 if that is what you mean",
         )
     return (A + A.mT) / 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import singledispatch
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from otflow.measures import Grid
 from otflow.tangent import align
 
 NEWTON = 8  # quadratic and monotone from the start below: 7 steps reach rounding for every argument
+BISECTIONS = 60
 SECANT = 30
 
 
@@ -93,8 +93,6 @@ def _(term: Energy, parts: Split, factor: float, mu: Grid) -> Split:
 
 @_with.register
 def _(term: Internal, parts: Split, factor: float, mu: Grid) -> Split:
-    if log_root.dispatch(type(term)) is log_root.dispatch(object):
-        checks.fail("energy", repr(term), "its proximal map is not known", "use JKO()")
     if factor < 0 or parts.internal is not None:
         checks.fail(
             "energy",
@@ -142,9 +140,23 @@ def of_mass_one(parts: Split, log_q: Tensor, scale: float, mu: Grid) -> Tensor:
 
 
 @singledispatch
-def log_root(internal: Any, h: Tensor, kappa: float) -> Tensor:
-    """log r for the r > 0 with log r + kappa U'(r) = h, elementwise, kappa > 0."""
-    checks.fail("internal", repr(internal), "its proximal map is not known", "register it with log_root")
+def log_root(internal: Internal, h: Tensor, kappa: float) -> Tensor:
+    """log r for the r > 0 with log r + kappa U'(r) = h, elementwise, kappa > 0; by bisection in general."""
+
+    def above(t: Tensor) -> Tensor:
+        return t + kappa * internal.slope(t.exp()) > at
+
+    full = h > -math.inf
+    at = torch.where(full, h, torch.zeros_like(h))
+    low, high, reach = at, at, 1.0
+    for _ in range(NEWTON):
+        low, high = torch.where(above(low), low - reach, low), torch.where(above(high), high, high + reach)
+        reach *= 2
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        up = above(middle)
+        low, high = torch.where(up, low, middle), torch.where(up, middle, high)
+    return torch.where(full, (low + high) / 2, h)
 
 
 @log_root.register
