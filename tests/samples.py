@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import otflow as of
 from tests import zoo
@@ -116,3 +117,15 @@ DECAY = Given(lambda t, x: -x)
 def slope(steps: Any, errors: Any) -> float:
     """The order p in error = C step^p, by least squares in logarithms."""
     return float(np.polyfit(np.log(np.asarray(steps)), np.log(np.asarray(errors)), 1)[0])
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest array that any operation makes."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        pieces = out if isinstance(out, tuple | list) else [out]
+        self.size = max(self.size, *(a.numel() for a in pieces if isinstance(a, torch.Tensor)), 0)
+        return out

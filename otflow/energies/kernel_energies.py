@@ -21,7 +21,7 @@ from torch import Tensor
 
 from otflow import checks, kernels
 from otflow.energies.base import Energy
-from otflow.energies.scores import _fitting, _learns, _square, _symmetric
+from otflow.energies.matrices import fitting, learns, square, symmetric
 from otflow.errors import NotFiniteError
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.tangent import Tangent
@@ -61,7 +61,7 @@ class ExponentialInteraction(Energy):
     """
 
     def __init__(self, A: Any) -> None:
-        self.A = _symmetric(_square(checks.tensor(A, "A")))
+        self.A = symmetric(square(A, "A"), "A")
 
     def __call__(self, mu: Measure) -> Tensor:
         return self.log_value(mu).exp()
@@ -80,7 +80,7 @@ class ExponentialInteraction(Energy):
         return _exponential_slope(mu, self)
 
     def wants_graph(self, mu: Measure) -> bool:
-        return super().wants_graph(mu) or _learns(self.A)
+        return super().wants_graph(mu) or learns(self.A)
 
     def __repr__(self) -> str:
         return f"ExponentialInteraction(d={len(self.A)})"
@@ -111,7 +111,7 @@ class SigmoidInteraction(Energy):
     """
 
     def __init__(self, A: Any) -> None:
-        self.A = _symmetric(_square(checks.tensor(A, "A")))
+        self.A = symmetric(square(A, "A"), "A")
 
     def __call__(self, mu: Measure) -> Tensor:
         return _mean_softplus(mu, self) / 2
@@ -120,7 +120,7 @@ class SigmoidInteraction(Energy):
         return _sigmoid_slope(mu, self)
 
     def wants_graph(self, mu: Measure) -> bool:
-        return super().wants_graph(mu) or _learns(self.A)
+        return super().wants_graph(mu) or learns(self.A)
 
     def __repr__(self) -> str:
         return f"SigmoidInteraction(d={len(self.A)})"
@@ -133,7 +133,7 @@ def _tokens(mu: Particles, A: Tensor) -> tuple[Tensor, Tensor]:
     """The points x and Ax, (*batch, n, d)."""
     if not mu.space.linear:
         checks.fail("space", mu.space, "matrices do not act on tokens that wrap around", "use Euclidean()")
-    return mu.x, mu.x @ _fitting(A, "A", mu.x.mT)
+    return mu.x, mu.x @ fitting(A, "A", mu.d, mu.x)
 
 
 @singledispatch
@@ -210,7 +210,7 @@ class _Form(NamedTuple):
 
     @staticmethod
     def of(mu: Gaussian, A: Tensor) -> _Form:
-        A, m = _fitting(A, "A", mu.root), mu.mean[..., None]
+        A, m = fitting(A, "A", mu.d, mu.root), mu.mean[..., None]
         AR = A @ mu.root
         return _Form((m * (A @ m)).sum((-1, -2)), AR.mT @ m, mu.root.mT @ AR)
 

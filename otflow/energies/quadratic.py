@@ -10,6 +10,7 @@ from torch import Tensor
 from otflow import checks
 from otflow.energies.base import Energy
 from otflow.energies.interaction import Interaction
+from otflow.energies.matrices import fitting, squares, symmetric
 from otflow.energies.potential import Potential
 from otflow.measures import Gaussian, Measure
 from otflow.tangent import Tangent
@@ -29,7 +30,7 @@ class QuadraticPotential(Potential):
     """
 
     def __init__(self, A: Any, b: Any = None) -> None:
-        self.A = symmetric(A, "A")
+        self.A = symmetric(squares(A, "A"), "A")
         zero = self.A.new_zeros(self.A.shape[-1])
         self.b = zero if b is None else checks.alike(checks.tensor(b, "b"), "b", self.A, "A")
         if not self.b.ndim or self.b.shape[-1] != self.A.shape[-1]:
@@ -37,7 +38,7 @@ class QuadraticPotential(Potential):
         super().__init__(self._at)
 
     def _at(self, x: Tensor) -> Tensor:
-        A = fitting(self.A, "A", x)
+        A = fitting(self.A, "A", x.shape[-1], x)
         return half_square(x - self.b[..., None, :], A)
 
     def __call__(self, mu: Measure) -> Tensor:
@@ -59,7 +60,7 @@ class QuadraticInteraction(Interaction):
     """
 
     def __init__(self, K: Any) -> None:
-        self.K = symmetric(K, "K")
+        self.K = symmetric(squares(K, "K"), "K")
         super().__init__(lambda x, y: half_square(x - y, self.K[..., None, :, :]))
 
     def __call__(self, mu: Measure) -> Tensor:
@@ -76,14 +77,14 @@ class QuadraticInteraction(Interaction):
 def _spread(mu: Measure, A: Tensor, name: str, about: Tensor | None) -> Tensor:
     """int 1/2 (x - c).A(x - c) dmu about the point c, or about the mean."""
     x, w = mu.nodes()
-    A = fitting(A, name, x)
+    A = fitting(A, name, x.shape[-1], x)
     c = (w[..., None] * x).sum(-2) if about is None else about
     return (w * half_square(x - c[..., None, :], A)).sum(-1)
 
 
 @_spread.register(Gaussian)
 def _(mu: Gaussian, A: Tensor, name: str, about: Tensor | None) -> Tensor:
-    A = fitting(A, name, mu.mean)
+    A = fitting(A, name, mu.d, mu.mean)
     own = (mu.root * (A @ mu.root)).sum((-1, -2)) / 2
     return own if about is None else own + half_square((mu.mean - about)[..., None, :], A)[..., 0]
 
@@ -91,25 +92,3 @@ def _(mu: Gaussian, A: Tensor, name: str, about: Tensor | None) -> Tensor:
 def half_square(x: Tensor, A: Tensor) -> Tensor:
     """x.Ax / 2 for rows x."""
     return (x * (x @ A)).sum(-1) / 2
-
-
-def symmetric(value: Any, name: str) -> Tensor:
-    """A batch of symmetric matrices, cleaned of rounding."""
-    A = checks.tensor(value, name)
-    if A.ndim < 2 or A.shape[-1] != A.shape[-2] or 0 in A.shape:
-        checks.fail(f"{name}.shape", tuple(A.shape), "(*batch, d, d) is needed", "pass a square matrix")
-    skew = (A - A.mT).detach().abs().max().item()
-    if skew > 1e-6 * A.detach().abs().max().item():
-        checks.fail(
-            f"max |{name} - {name}^T|", f"{skew:.3g}", "it is symmetric", f"pass ({name} + {name}.T) / 2"
-        )
-    return (A + A.mT) / 2
-
-
-def fitting(A: Tensor, name: str, x: Tensor) -> Tensor:
-    """The matrix itself if it acts on the rows of x."""
-    if A.shape[-1] != x.shape[-1]:
-        checks.fail(
-            f"{name}.shape", tuple(A.shape), f"the measure has dimension {x.shape[-1]}", f"resize {name}"
-        )
-    return checks.alike(A, name, x, "the measure")

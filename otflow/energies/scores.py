@@ -18,6 +18,7 @@ from torch import Tensor
 
 from otflow import checks
 from otflow.energies.base import Energy
+from otflow.energies.matrices import fitting, learns, square, symmetric
 from otflow.linalg import contraction
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.transport.costs import BilinearCost
@@ -49,15 +50,15 @@ class SquaredScores(Energy):
     """
 
     def __init__(self, A: Any) -> None:
-        self.A = _square(checks.tensor(A, "A"))
+        self.A = square(A, "A")
 
     def __call__(self, mu: Measure) -> Tensor:
         M = _second_moment(mu)
-        A = _fitting(self.A, "A", M)
+        A = fitting(self.A, "A", M.shape[-1], M)
         return ((A @ M) * (M @ A)).sum((-1, -2)) / 4
 
     def wants_graph(self, mu: Measure) -> bool:
-        return super().wants_graph(mu) or _learns(self.A)
+        return super().wants_graph(mu) or learns(self.A)
 
     def __repr__(self) -> str:
         return f"SquaredScores(d={len(self.A)})"
@@ -98,7 +99,7 @@ class SelfTransport(Energy):
         max_iter: int = 10_000,
         engine: Engine | None = None,
     ) -> None:
-        self.A = _symmetric(_square(checks.tensor(A, "A")))
+        self.A = symmetric(square(A, "A"), "A")
         self.eps = checks.positive(eps, "eps")
         self.tol = checks.positive(tol, "tol")
         self.max_iter = checks.count(max_iter, "max_iter")
@@ -112,7 +113,7 @@ class SelfTransport(Energy):
         return _self_transport(mu, self)
 
     def wants_graph(self, mu: Measure) -> bool:
-        return super().wants_graph(mu) or _learns(self.A)
+        return super().wants_graph(mu) or learns(self.A)
 
     def __repr__(self) -> str:
         return f"SelfTransport(d={len(self.A)}, eps={self.eps:g})"
@@ -148,11 +149,11 @@ class L2Energy(Energy):
                 "L2 attention is a gradient flow of this energy on Gaussians only",
                 "pass a Gaussian; for particles use the field L2Attention itself",
             )
-        KR = _fitting(self.K, "K", mu.root) @ mu.root
+        KR = fitting(self.K, "K", mu.d, mu.root) @ mu.root
         return self.c**2 / 4 * _spectral(KR.mT @ KR, _l2_value, _l2_slope)
 
     def wants_graph(self, mu: Measure) -> bool:
-        return super().wants_graph(mu) or _learns(self.K)
+        return super().wants_graph(mu) or learns(self.K)
 
     def __repr__(self) -> str:
         return f"L2Energy(K={tuple(self.K.shape)}, c={self.c:g})"
@@ -190,14 +191,14 @@ def _self_transport(mu: Measure, F: SelfTransport) -> Tensor:
 
 @_self_transport.register(Gaussian)
 def _(mu: Gaussian, F: SelfTransport) -> Tensor:
-    A = _fitting(F.A, "A", mu.root)
+    A = fitting(F.A, "A", mu.d, mu.root)
     mean = (mu.mean * (A @ mu.mean[..., None])[..., 0]).sum(-1) / (2 * F.eps)
     return mean + _spectral(mu.root.mT @ A @ mu.root / F.eps, _transport_value, _transport_slope) / 4
 
 
 @_self_transport.register(Particles)
 def _(mu: Particles, F: SelfTransport) -> Tensor:
-    cost = BilinearCost(_fitting(F.A, "A", mu.x.mT))
+    cost = BilinearCost(fitting(F.A, "A", mu.d, mu.x))
     plan = sinkhorn(mu, mu, F.eps, cost=cost, engine=F.engine, tol=F.tol, max_iter=F.max_iter)
     return -plan.regularised_cost / (2 * F.eps)
 
@@ -257,37 +258,3 @@ def _l2_slope(g: Tensor) -> Tensor:
     eye = torch.eye(g.shape[-1], dtype=g.dtype, device=g.device)
     out: Tensor = 4 * torch.linalg.solve(eye + 2 * g, g)
     return out
-
-
-# --- checks --------------------------------------------------------------------------------------------
-
-
-def _square(A: Tensor) -> Tensor:
-    if A.ndim != 2 or A.shape[0] != A.shape[1] or not len(A):
-        checks.fail("A.shape", tuple(A.shape), "a square matrix is needed", "pass a (d, d) matrix")
-    return A
-
-
-def _symmetric(A: Tensor) -> Tensor:
-    skew = (A - A.mT).detach().abs().max().item()
-    if skew > 1e-6 * A.detach().abs().max().item():
-        checks.fail(
-            "max |A - A^T|",
-            f"{skew:.3g}",
-            "attention descends an energy for symmetric A only",
-            "pass (A + A.T) / 2 if that is what you mean",
-        )
-    return (A + A.mT) / 2
-
-
-def _fitting(a: Tensor, name: str, like: Tensor) -> Tensor:
-    """The matrix itself if it acts on columns of ``like``."""
-    if a.shape[-1] != like.shape[-2]:
-        checks.fail(
-            f"{name}.shape", tuple(a.shape), f"tokens have dimension {like.shape[-2]}", f"resize {name}"
-        )
-    return checks.alike(a, name, like, "the measure")
-
-
-def _learns(a: Tensor) -> bool:
-    return torch.is_grad_enabled() and a.requires_grad

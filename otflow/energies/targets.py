@@ -14,7 +14,7 @@ from otflow.linalg import procrustes
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.spaces import Euclidean, Space
 from otflow.tangent import Tangent
-from otflow.transport.discrepancy import Kernel, _admit, _values, mmd
+from otflow.transport.discrepancy import Kernel, admit_kernel, kernel_values, mmd
 from otflow.transport.engines import Engine
 from otflow.transport.entropic import sinkhorn_divergence
 from otflow.transport.exact import wasserstein
@@ -215,7 +215,7 @@ def _witness_slope(mu: Measure, F: MMD, graph: bool) -> Tangent:
 def _(mu: Particles, F: MMD, graph: bool) -> Tangent:
     """w_i grad f(x_i), the measures under the integral of f standing still: k is symmetric."""
     both = pair(mu, F.target)
-    _admit(both, F.kernel)
+    admit_kernel(both, F.kernel)
     if not graph:
         both = both._replace(x=both.x.detach(), w=both.w.detach(), y=both.y.detach(), v=both.v.detach())
     tiles = row_tiles(mu.n, both.x.numel() + both.y.numel())
@@ -229,7 +229,8 @@ def _pull(kernel: Kernel, both: Pair, rows: slice, graph: bool) -> Tensor:
         z = both.x[:, rows]
         z = z if z.requires_grad else z.requires_grad_()
         terms = (
-            _values(kernel, z, far) * mass[:, None, :] for far, mass in ((both.x, both.w), (both.y, both.v))
+            kernel_values(kernel, z, far) * mass[:, None, :]
+            for far, mass in ((both.x, both.w), (both.y, both.v))
         )
         ours, theirs = (part.sum(-1) for part in terms)
         total = (both.w[:, rows] * (ours - theirs)).sum()

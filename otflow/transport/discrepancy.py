@@ -108,7 +108,7 @@ def mmd(mu: Measure, nu: Measure, kernel: Kernel) -> Tensor:
     """
     checks.function(kernel, "kernel")
     both = pair(mu, nu)
-    _admit(both, kernel)
+    admit_kernel(both, kernel)
     ours, theirs = (_integral(both, kernel, of_nu=of_nu) for of_nu in (False, True))
     square = ours[:, 0] - theirs[:, 0]
     _trust(square.detach(), (ours + theirs)[:, 1].detach())
@@ -118,7 +118,7 @@ def mmd(mu: Measure, nu: Measure, kernel: Kernel) -> Tensor:
     return d.reshape(both.batch).to(mu.dtype)
 
 
-def _admit(both: Pair, kernel: Kernel) -> None:
+def admit_kernel(both: Pair, kernel: Kernel) -> None:
     if isinstance(kernel, RadialKernel) and not both.space.linear:
         checks.fail(
             "kernel",
@@ -146,18 +146,20 @@ def _integral(both: Pair, kernel: Kernel, *, of_nu: bool) -> Tensor:
 def _learns(both: Pair, kernel: Kernel) -> bool:
     """Whether the kernel has parameters with derivatives of its own, which only the whole graph knows."""
     x, y = both.x[:, :1].detach(), both.y[:, :1].detach()
-    return torch.is_grad_enabled() and _values(kernel, x, y).requires_grad
+    return torch.is_grad_enabled() and kernel_values(kernel, x, y).requires_grad
 
 
 def _witness(kernel: Kernel, rows: slice, z: Tensor, x: Tensor, w: Tensor, y: Tensor, v: Tensor) -> Tensor:
     """f(z_i) for some rows, and the sum of the absolute values of its terms, (B, r, 2)."""
-    of_mu, of_nu = (_values(kernel, z[:, rows], far) * mass[:, None, :] for far, mass in ((x, w), (y, v)))
+    of_mu, of_nu = (
+        kernel_values(kernel, z[:, rows], far) * mass[:, None, :] for far, mass in ((x, w), (y, v))
+    )
     size = of_mu.detach().abs().sum(-1) + of_nu.detach().abs().sum(-1)
     # Each sum by itself: those of equal measures are then equal to the last digit.
     return torch.stack([of_mu.sum(-1) - of_nu.sum(-1), size], -1)
 
 
-def _values(kernel: Kernel, x: Tensor, y: Tensor) -> Tensor:
+def kernel_values(kernel: Kernel, x: Tensor, y: Tensor) -> Tensor:
     """k(x_i, y_j), (B, r, m)."""
     values = kernel(x[:, :, None, :], y[:, None, :, :])
     expected = (len(x), x.shape[1], y.shape[1])

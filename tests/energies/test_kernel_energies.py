@@ -13,12 +13,11 @@ import pytest
 import torch
 from scipy.integrate import quad
 from scipy.special import k0
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import otflow as of
 from otflow.energies.kernel_energies import ExponentialInteraction, SigmoidInteraction
 from tests import zoo
-from tests.samples import normal, slope, unit
+from tests.samples import Largest, normal, slope, unit
 
 W2 = of.Wasserstein()
 KINDS = [ExponentialInteraction, SigmoidInteraction]
@@ -131,18 +130,6 @@ def test_streams_equal_dense_sums_and_autograd(kind: Any, monkeypatch: pytest.Mo
     torch.testing.assert_close(F.differential(mu)[0], expected, rtol=1e-12, atol=1e-14)
     (streamed,) = torch.autograd.grad(F(mu.at([x])).sum(), x)
     torch.testing.assert_close(streamed, expected, rtol=1e-12, atol=1e-14)
-
-
-class Largest(TorchDispatchMode):
-    """Notes the largest array that any operation makes."""
-
-    size = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        pieces = out if isinstance(out, tuple | list) else [out]
-        self.size = max(self.size, *(a.numel() for a in pieces if isinstance(a, torch.Tensor)), 0)
-        return out
 
 
 @pytest.mark.parametrize("kind", KINDS)

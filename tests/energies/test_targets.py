@@ -11,13 +11,12 @@ import pytest
 import torch
 from scipy.linalg import sqrtm
 from scipy.stats import energy_distance
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import otflow as of
 from otflow.energies.targets import MMD, SinkhornDivergence, SquaredWasserstein
 from otflow.transport.discrepancy import EnergyKernel, GaussianKernel, LaplaceKernel
 from tests import zoo
-from tests.samples import hill, normal, slope, unit
+from tests.samples import Largest, hill, normal, slope, unit
 
 W2 = of.Wasserstein()
 
@@ -375,18 +374,6 @@ def test_tiles_can_be_differentiated_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.autograd.gradcheck(
         lambda x, y: MMD(of.Particles(y), kernel).differential(of.Particles(x))[0], (x, y)
     )
-
-
-class Largest(TorchDispatchMode):
-    """Notes the largest array that any operation makes."""
-
-    size = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        pieces = out if isinstance(out, tuple | list) else [out]
-        self.size = max(self.size, *(a.numel() for a in pieces if isinstance(a, torch.Tensor)), 0)
-        return out
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -435,6 +435,13 @@ def test_a_crowd_walks_without_specks() -> None:
     assert float(traj.certificates["energy_gap"][1:].max()) < 0
 
 
+def test_mass_and_sign_are_certified() -> None:
+    mu, _ = block(32)
+    traj = of.flow(mu, of.SteepestDescent(of.PorousMedium(2.0), of.Wasserstein()), of.JKO(), t1=2e-3, dt=1e-3)
+    assert float(traj.certificates["mass"][1:].max()) < 1e-10
+    assert float(traj.certificates["negative"][1:].max()) == 0
+
+
 def test_steps_of_less_than_a_cell_from_a_jump_are_not_taken_for_rest() -> None:
     x = (np.arange(40) + 0.5) / 40 - 0.5
     line = (np.abs(x) < 0.2) / ((np.abs(x) < 0.2).sum() / 40)

@@ -1,6 +1,6 @@
 """Minimising movements (JKO): the step is a minimisation, certified."""
 
-from otflow.steppers.jko import gaussians, grid, particles, quantiles  # noqa: F401  (they register their solvers)
+from otflow.steppers.jko import gaussians, grid, quantiles  # noqa: F401  (they register their solvers)
 from otflow.steppers.jko.base import Move
 from otflow.steppers.jko.entropic import EntropicJKO
 from otflow.steppers.jko.stepper import JKO, jko_step

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from otflow.energies.base import gradient
-from otflow.measures import Measure
+from otflow.measures import Measure, Particles
 from otflow.metrics import Metric
 from otflow.status import code
-from otflow.steppers.jko.base import Move, Problem
+from otflow.steppers.jko.base import Move, Problem, minimise
 from otflow.steppers.jko.krylov import Minimum, newton
 from otflow.tangent import Tangent
 
@@ -82,6 +82,7 @@ class Displaced:
         return 32 * torch.finfo(self.far.dtype).eps * self.far * own
 
 
+@minimise.register(Particles)
 def displace(mu: Measure, problem: Problem, start: Any = None) -> Move:
     """Minimise over displacements by a truncated Newton method, from the displacement of the step before."""
     J = Displaced(mu, problem)

@@ -21,7 +21,7 @@ from otflow.status import code
 from otflow.steppers.base import Memory, Step, Stepper
 from otflow.steppers.jko.base import Move
 from otflow.steppers.jko.prox import Split, of_mass_one, split
-from otflow.steppers.jko.stepper import as_descent
+from otflow.steppers.jko.stepper import as_descent, on_density
 from otflow.tangent import align
 
 SAFE = 1e-280  # above it, a sum in the kernel domain has lost nothing that counts
@@ -76,9 +76,8 @@ class EntropicJKO(Stepper):
         with torch.no_grad():
             move = self.move(descent, float(dt.max()), grid, memory.carry)
             gap = descent.energy(move.mu) + move.cost / (2 * dt) - descent.energy(grid)
-            mass = (total(move.mu.coords[0], grid.batch) * grid.cell - 1).abs()
         carry = Carry(move.state, float(move.residual.max()), move.failed > 0, move.message)
-        certificate = {"residual": move.residual, "energy_gap": gap, "mass": mass}
+        certificate = {"residual": move.residual, "energy_gap": gap, **on_density(move.mu)}
         return Step(move.mu, dt, dt, Memory(carry), move.failed, move.message, certificate)
 
     def move(self, field: SteepestDescent, tau: float, mu: Grid, carry: Carry | None) -> Move:

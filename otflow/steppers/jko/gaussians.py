@@ -11,7 +11,8 @@ from torch import Tensor
 from otflow import checks
 from otflow.energies import Energy
 from otflow.energies.internal import Entropy
-from otflow.energies.quadratic import QuadraticInteraction, QuadraticPotential, fitting
+from otflow.energies.matrices import fitting
+from otflow.energies.quadratic import QuadraticInteraction, QuadraticPotential
 from otflow.measures import Gaussian
 from otflow.metrics import Wasserstein
 from otflow.status import code
@@ -46,10 +47,10 @@ def quadratic(energy: Energy, mu: Gaussian) -> Quadratic:
     l, heat = torch.zeros_like(mu.mean), 0.0  # noqa: E741
     for term, c in energy.pairs():
         if isinstance(term, QuadraticPotential):
-            own = fitting(term.A, "A", mu.mean)
+            own = fitting(term.A, "A", mu.d, mu.mean)
             A, l = A + c * own, l + c * (own @ term.b[..., None])[..., 0]  # noqa: E741
         elif isinstance(term, QuadraticInteraction):
-            K = K + c * fitting(term.K, "K", mu.mean)
+            K = K + c * fitting(term.K, "K", mu.d, mu.mean)
         else:
             heat += c
     if heat < 0:
@@ -67,8 +68,6 @@ def fokker_planck(mu: Gaussian, problem: Problem) -> Move:
     the image of the root R under the optimal map; no inverse of a covariance appears.
     """
     F, tau = quadratic(problem.energy, mu), problem.tau
-    if F.heat > 0 and mu.root.shape[-1] < mu.d:
-        problem.energy(mu)  # which refuses covariances without a density
     eye = torch.eye(mu.d, dtype=mu.dtype, device=mu.device)
     C, B = eye + tau * F.A, eye + tau * (F.A + F.K)
     values, vectors = torch.linalg.eigh(B)

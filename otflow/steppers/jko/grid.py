@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from otflow.steppers.jko.base import Move, Problem, minimise
 from otflow.steppers.jko.grid_ascent import LATE, OK, STALLED, Ascent, ascend, unit_mass
 from otflow.steppers.jko.grid_dual import Dual, Point, extend, particles
 from otflow.steppers.jko.grid_line import LineDual
-from otflow.steppers.jko.grid_start import blurred, joined, patched
+from otflow.steppers.jko.grid_start import State, blurred, joined, patched
 from otflow.steppers.jko.grid_terms import Terms, split
 from otflow.steppers.jko.spline import Array, Stencil, coefficients
 
@@ -36,12 +36,6 @@ LITTLE = 5e-3  # part of the mass for which no cutting is worth while
 HOPELESS = 15.0  # times the tolerance: whoever stalls there does not arrive by more cutting
 JUMP = 0.25  # part of its maximum by which a density may fall between two cells
 _REMEDY = "relative error of the step about {:.1e}: smooth the density, raise tol, or refine the grid"
-
-
-class State(NamedTuple):
-    """A warm start: the potential at the nodes, (members, n_1, .., n_D)."""
-
-    f: Array
 
 
 @minimise.register(Grid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,9 +16,16 @@ from otflow.measures import Grid
 from otflow.status import code
 from otflow.steppers.jko.base import Move, Problem
 from otflow.steppers.jko.entropic import EntropicJKO
+from otflow.steppers.jko.spline import Array
 from otflow.tangent import align
 
 COARSE = 64  # cells along an axis that are enough for a start
+
+
+class State(NamedTuple):
+    """A warm start: the potential at the nodes, (members, n_1, .., n_D)."""
+
+    f: Array
 
 
 def blurred(mu: Grid, problem: Problem) -> tuple[Grid, Grid, int] | None:
@@ -90,7 +98,7 @@ def joined(moves: Sequence[Move], mu: Grid) -> Move:
         message=next((move.message for move in moves if move.message), ""),
         gap=stack("gap"),
         blur=stack("blur"),
-        state=type(states[0])(np.concatenate([state.f for state in states])) if known else None,
+        state=State(np.concatenate([state.f for state in states])) if known else None,
     )
 
 

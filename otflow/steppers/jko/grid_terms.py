@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,10 +28,10 @@ class Conjugate:
     c: float
 
     def value(self, p: Array) -> Array:
-        return self.c * self._of(self.U.conjugate, p)
+        return self.c * _applied(self.U.conjugate, p / self.c)
 
     def density(self, p: Array) -> Array:
-        return self._of(self.U.density, p)
+        return _applied(self.U.density, p / self.c)
 
     def curvature(self, p: Array) -> Array:
         """The slope of the density by differences, which stay finite where U* has a corner."""
@@ -46,12 +46,12 @@ class Conjugate:
 
     def energy(self, rho: Array) -> Array:
         """c U(rho), elementwise."""
-        return self.c * self.U.U(torch.from_numpy(rho)).numpy()
+        return self.c * _applied(self.U.U, rho)
 
     def inverse(self, rho: Array) -> Array:
         """A p at which the density is about rho; the floor keeps logarithms finite in a vacuum."""
         floor = 1e-9 * rho.max(axis=tuple(range(1, rho.ndim)), keepdims=True)
-        return self.c * self._of(self.U.slope, np.maximum(rho, floor))
+        return self.c * _applied(self.U.slope, np.maximum(rho, floor))
 
     def wider(self, factor: float) -> Conjugate:
         """An easier problem nearby; itself where the density is continuous in p."""
@@ -65,11 +65,9 @@ class Conjugate:
         """The p that has here the density which p had in a problem ``factor`` times as wide."""
         return p
 
-    def _of(self, f: Any, p: Array) -> Array:
-        out: Array = f(
-            torch.from_numpy(np.ascontiguousarray(p) / (1.0 if f == self.U.slope else self.c))
-        ).numpy()
-        return out
+
+def _applied(f: Callable[[Tensor], Tensor], p: Array) -> Array:
+    return np.asarray(f(torch.from_numpy(np.ascontiguousarray(p))))
 
 
 @dataclass(frozen=True)

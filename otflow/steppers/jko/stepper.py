@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import singledispatch
 from typing import Literal
 
 import torch
@@ -14,7 +15,7 @@ from otflow.energies import Energy
 from otflow.energies.base import one_each
 from otflow.errors import ConvergenceError, DerivativeError
 from otflow.fields import Carry, SteepestDescent, VelocityField
-from otflow.measures import Measure
+from otflow.measures import Grid, Measure
 from otflow.metrics import Metric, Wasserstein
 from otflow.steppers.base import Memory, Step, Stepper
 from otflow.steppers.jko.base import Move, Problem, minimise
@@ -43,7 +44,8 @@ class JKO(Stepper):
     of F: below 1 the minimiser is the only one, as far as the search went; "blur", on grids, the variance
     by which transport was blurred, 0 but for steps that the exact problem does not resolve, as from
     densities that jump: there the step is the debiased entropic one with a blur below the width of a cell,
-    if that keeps the energy inequality. Inner solves that fail end the run with a status.
+    if that keeps the energy inequality; "mass" and "negative", on grids, the error of the mass and the depth
+    below zero. Inner solves that fail end the run with a status.
 
     Args:
         tol: relative residual of the inner solver; by default 1e-10 (1e-4 in float32), 1e-9 on quantiles. On
@@ -103,15 +105,9 @@ def jko_step(
     """
     checks.instance(mu, Measure, "mu")
     metric = Wasserstein() if metric is None else checks.instance(metric, Metric, "metric")
-    descent = SteepestDescent(energy, metric)
-    problem = Problem(
-        energy,
-        metric,
-        checks.positive(tau, "tau"),
-        None if tol is None else checks.positive(tol, "tol"),
-        None if max_iter is None else checks.count(max_iter, "max_iter"),
-    )
-    refuse_gradients(descent, mu)
+    refuse_gradients(SteepestDescent(energy, metric), mu)
+    options = JKO(tol=tol, max_iter=max_iter)
+    problem = Problem(energy, metric, checks.positive(tau, "tau"), options.tol, options.max_iter)
     with torch.no_grad():
         move, _ = certified(mu, problem, None)
     if checks.raises(on_failure) and bool((move.failed > 0).any()):
@@ -127,11 +123,7 @@ def certified(mu: Measure, problem: Problem, start: object) -> tuple[Move, Mappi
     after = problem.energy(move.mu)
     paid = move.cost / (2 * problem.tau)
     gap = torch.where(before == torch.inf, -torch.inf, after + paid - before)
-    # Equality at rest, so a violation counts only beyond rounding and what the solver was allowed to leave.
-    rounding = max(1e-9, 64 * torch.finfo(paid.dtype).eps)
-    if move.blur is not None:
-        rounding = 1e-5  # on a grid
-    slack = rounding * (before.abs() + after.abs()).nan_to_num(posinf=0.0) + 1e-2 * paid
+    slack = _slack(mu, (before.abs() + after.abs()).nan_to_num(posinf=0.0), paid)
     wrong = (move.failed == 0) & ~(gap <= slack)
     move = replace(
         move,
@@ -147,7 +139,31 @@ def certified(mu: Measure, problem: Problem, start: object) -> tuple[Move, Mappi
         "concavity": move.concavity,
         "blur": move.blur,
     }
-    return move, {name: value for name, value in known.items() if value is not None}
+    own = {name: value for name, value in known.items() if value is not None}
+    return move, own | dict(on_density(move.mu))
+
+
+@singledispatch
+def _slack(mu: Measure, size: Tensor, paid: Tensor) -> Tensor:
+    """By how much the energy inequality may fail: there is equality at rest, up to rounding."""
+    return max(1e-9, 64 * torch.finfo(paid.dtype).eps) * size
+
+
+@_slack.register(Grid)
+def _(mu: Grid, size: Tensor, paid: Tensor) -> Tensor:
+    return 1e-5 * size + 1e-2 * paid  # and what the tolerance of the solver leaves
+
+
+@singledispatch
+def on_density(mu: Measure) -> Mapping[str, Tensor]:
+    """How well mass and sign of a density were kept; other measures keep them by nature."""
+    return {}
+
+
+@on_density.register(Grid)
+def _(mu: Grid) -> Mapping[str, Tensor]:
+    rho = mu.density.reshape(*mu.batch, -1)
+    return {"mass": (rho.sum(-1) * mu.cell - 1).abs(), "negative": -rho.amin(-1).clamp(max=0)}
 
 
 def as_descent(field: VelocityField) -> SteepestDescent:
