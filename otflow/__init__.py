@@ -122,8 +122,9 @@ _HOME = {
         "StepError",
     ),
     "balance": ("EnergyBalance", "energy_balance", "balance_order"),
+    "stability": ("coupled", "Coupled"),
 }
-_MODULES = ("closed_forms", "observables", "plot")
+_MODULES = ("closed_forms", "observables", "plot", "stability")
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
@@ -134,6 +135,7 @@ __all__ = [
     "CommonNoise",
     "ConvergenceError",
     "Cost",
+    "Coupled",
     "DensityBound",
     "DerivativeError",
     "Dopri5",
@@ -223,6 +225,7 @@ __all__ = [
     "bures_wasserstein",
     "closed_forms",
     "conditional_wasserstein",
+    "coupled",
     "distance",
     "energy_balance",
     "entropic_bures_wasserstein",
@@ -241,6 +244,7 @@ __all__ = [
     "sinkhorn_divergence",
     "sliced_wasserstein",
     "solve",
+    "stability",
     "twisted_wasserstein",
     "wasserstein",
 ]
@@ -268,6 +272,7 @@ if TYPE_CHECKING:
     import otflow.closed_forms as closed_forms
     import otflow.observables as observables
     import otflow.plot as plot
+    import otflow.stability as stability
     from otflow.balance import EnergyBalance, balance_order, energy_balance
     from otflow.driver import flow
     from otflow.energies import (
@@ -325,6 +330,7 @@ if TYPE_CHECKING:
     )
     from otflow.noise import BrownianPath, CommonNoise, IndependentNoise, Noise
     from otflow.spaces import Euclidean, Space, Sphere, Torus
+    from otflow.stability import Coupled, coupled
     from otflow.steppers import (
         JKO,
         RK4,

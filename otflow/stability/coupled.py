@@ -1,0 +1,144 @@
+"""Two runs of one flow, side by side."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass
+from functools import partial, singledispatch
+from typing import Any, Literal
+
+from torch import Tensor
+
+from otflow import checks
+from otflow.driver import flow
+from otflow.fields import VelocityField
+from otflow.measures import Measure, Particles
+from otflow.noise import Noise
+from otflow.steppers import Stepper
+from otflow.trajectory import Trajectory
+from otflow.transport.along import Distance, chain, geodesic
+from otflow.transport.conditional import conditional_wasserstein
+from otflow.transport.exact import wasserstein
+from otflow.transport.pairs import exponent
+
+
+@dataclass(frozen=True, eq=False)
+class Coupled:
+    """Two runs of one flow and the distance between them.
+
+    Attributes:
+        mu, nu: the runs.
+        start: d(mu_0, nu_0), (*batch,).
+        distances: d(mu_t, nu_t) at the save times, (T, *batch).
+        p: the order of the distance.
+    """
+
+    mu: Trajectory
+    nu: Trajectory
+    start: Tensor
+    distances: Tensor
+    p: float
+
+    @property
+    def ts(self) -> Tensor:
+        """The save times, (T,)."""
+        return self.mu.ts
+
+    @property
+    def ratios(self) -> Tensor:
+        """d(mu_t, nu_t) / d(mu_0, nu_0), (T, *batch): what a stability estimate bounds."""
+        return self.distances / self.start
+
+    @property
+    def final(self) -> Tensor:
+        """The last ratio, (*batch,)."""
+        return self.ratios[-1]
+
+    def __repr__(self) -> str:
+        ratio = f"{self.final.item():.6g}" if self.final.ndim == 0 else f"{tuple(self.final.shape)}"
+        return f"Coupled({len(self.ts)} times, p={self.p:g}, final ratio {ratio})"
+
+
+def coupled(
+    mu0: Measure,
+    nu0: Measure,
+    field: VelocityField,
+    stepper: Stepper,
+    *,
+    t1: float,
+    dt: float | None = None,
+    t0: float = 0.0,
+    p: float = 2.0,
+    of: Distance | None = None,
+    noise: Noise | None = None,
+    save_at: Any = None,
+    progress: bool = False,
+    on_failure: Literal["raise", "return"] = "raise",
+) -> Coupled:
+    """d(mu_t, nu_t) along the flows from mu0 and nu0, which share their noise.
+
+    The distance is W_p; the conditional one, which moves no label, if both measures are labelled; that of
+    Bures on Gaussians. Every value comes with the certificate of its solver or an error.
+
+    Steps of fixed length make one smooth map of mu0, so that differences of size 1e-6 and less keep their
+    digits. Adaptive steppers choose their steps for each run: differences below their tolerance mean little.
+
+    Args:
+        mu0, nu0: the measures at t0. nu0 may have batch axes that mu0 lacks: a family of perturbations.
+        field, stepper, t1, dt, t0, save_at, on_failure: as in `flow`.
+        p: the order of the distance, from 1 (2 except on particles).
+        of: another distance, a function of two measures.
+        noise: moves both runs by one path. Independent noise needs equally many tokens in both.
+        progress: show bars.
+
+    >>> import otflow as of
+    >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
+    >>> mu0, nu0 = of.Particles([[0.0], [1.0]]), of.Particles([[0.5], [1.0]])
+    >>> of.coupled(mu0, nu0, pull, of.RK4(), t1=1.0, dt=0.5).ratios  # exp(-t)
+    tensor([1.0000, 0.6068, 0.3682], dtype=torch.float64)
+    """
+    d = _distance(mu0, nu0, exponent(p)) if of is None else of
+    (start,) = chain([t0], [(mu0, nu0)], d)
+    if not bool((start > 0).all()):
+        checks.fail("nu0", repr(nu0), "it is at distance 0 from mu0", "perturb it, see perturbations")
+    if noise is not None:
+        noise = _shared(checks.instance(noise, Noise, "noise"), mu0)
+    run = partial(
+        flow,
+        field=field,
+        stepper=stepper,
+        t1=t1,
+        dt=dt,
+        t0=t0,
+        noise=noise,
+        save_at=save_at,
+        progress=progress,
+        on_failure=on_failure,
+    )
+    mu, nu = run(mu0), run(nu0)
+    n = min(len(mu), len(nu))  # a run that broke off is shorter
+    pairs = zip(mu.measures[:n], nu.measures[:n], strict=True)
+    return Coupled(mu, nu, start, chain(mu.ts[:n].tolist(), pairs, d, progress=progress), float(p))
+
+
+def _distance(mu: Measure, nu: Measure, p: float) -> Distance:
+    for name, one in (("mu0", mu), ("nu0", nu)):
+        checks.instance(one, Measure, name)
+    return geodesic if p == 2 else _of_order(mu, p)
+
+
+@singledispatch
+def _of_order(mu: Measure, p: float) -> Distance:
+    checks.fail("p", p, f"only particles have distances of any order, this is {mu!r}", "pass p=2")
+
+
+@_of_order.register(Particles)
+def _(mu: Particles, p: float) -> Distance:
+    return partial(wasserstein if mu.label is None else conditional_wasserstein, p=p)
+
+
+def _shared(noise: Noise, mu0: Measure) -> Noise:
+    """The same noise with its path drawn, so that every run sees it."""
+    own = copy(noise)
+    own.path, own.rng = noise.bind(mu0), None
+    return own
