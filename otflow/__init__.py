@@ -12,122 +12,47 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "tangent": ("Tangent",),
-    "spaces": ("Euclidean", "Sphere", "Torus", "Space"),
-    "measures": ("Measure", "Particles", "Gaussian", "Grid", "Quantiles", "graded_levels", "richardson"),
+_HOME = {  # module -> its public names
+    "tangent": "Tangent",
+    "spaces": "Euclidean Sphere Torus Space",
+    "measures": "Measure Particles Gaussian Grid Quantiles graded_levels richardson",
     "energies": (
-        "Energy",
-        "Potential",
-        "Interaction",
-        "SquaredScores",
-        "SelfTransport",
-        "L2Energy",
-        "DensityBound",
-        "Entropy",
-        "PorousMedium",
-        "QuadraticInteraction",
-        "QuadraticPotential",
-        "ExponentialInteraction",
-        "SigmoidInteraction",
-        "MMD",
-        "SinkhornDivergence",
-        "SquaredWasserstein",
+        "Energy Potential Interaction SquaredScores SelfTransport L2Energy DensityBound Entropy "
+        "PorousMedium QuadraticInteraction QuadraticPotential ExponentialInteraction SigmoidInteraction "
+        "MMD SinkhornDivergence SquaredWasserstein"
     ),
     "metrics": (
-        "Metric",
-        "Wasserstein",
-        "Twisted",
-        "distance",
-        "Partition",
-        "TwistedGeodesic",
-        "path_action",
-        "twisted_wasserstein",
+        "Metric Wasserstein Twisted distance Partition TwistedGeodesic path_action twisted_wasserstein"
     ),
     "transport": (
-        "AffineMap",
-        "BilinearCost",
-        "Cost",
-        "EnergyKernel",
-        "Engine",
-        "EntropicPlan",
-        "EntropicTransport",
-        "GaussianKernel",
-        "GeomLoss",
-        "LaplaceKernel",
-        "NewtonSinkhorn",
-        "POT",
-        "Plan",
-        "PowerCost",
-        "RelaxedConditional",
-        "bures",
-        "bures_barycentre",
-        "bures_exp",
-        "bures_geodesic",
-        "bures_log",
-        "bures_map",
-        "bures_wasserstein",
-        "conditional_wasserstein",
-        "entropic_bures_wasserstein",
-        "gaussian_sinkhorn_divergence",
-        "mmd",
-        "relaxed_conditional",
-        "sinkhorn",
-        "sinkhorn_divergence",
-        "sliced_wasserstein",
-        "solve",
-        "wasserstein",
+        "AffineMap BilinearCost Cost EnergyKernel Engine EntropicPlan EntropicTransport GaussianKernel "
+        "GeomLoss LaplaceKernel NewtonSinkhorn POT Plan PowerCost RelaxedConditional bures "
+        "bures_barycentre bures_exp bures_geodesic bures_log bures_map bures_wasserstein "
+        "conditional_wasserstein entropic_bures_wasserstein gaussian_sinkhorn_divergence mmd "
+        "relaxed_conditional sinkhorn sinkhorn_divergence sliced_wasserstein solve wasserstein "
+        "sequence_distance"
     ),
     "fields": (
-        "Carry",
-        "VelocityField",
-        "SteepestDescent",
-        "SoftmaxAttention",
-        "L2Attention",
-        "SinkhornAttention",
-        "SigmoidAttention",
-        "UnnormalisedAttention",
-        "MultiHead",
-        "Perceptron",
-        "GaussianProjection",
-        "Layers",
+        "Carry VelocityField SteepestDescent SoftmaxAttention L2Attention SinkhornAttention "
+        "SigmoidAttention UnnormalisedAttention MultiHead Perceptron GaussianProjection Layers"
     ),
     "steppers": (
-        "Stepper",
-        "Step",
-        "Euler",
-        "Heun",
-        "RK4",
-        "Dopri5",
-        "Lie",
-        "Rosenbrock",
-        "JKO",
-        "Move",
-        "jko_step",
-        "ForwardBackward",
-        "Extrapolated",
-        "EntropicJKO",
+        "Stepper Step Euler Heun RK4 Dopri5 Lie Rosenbrock JKO Move jko_step ForwardBackward Extrapolated "
+        "EntropicJKO"
     ),
-    "noise": ("Noise", "CommonNoise", "IndependentNoise", "BrownianPath"),
-    "driver": ("flow",),
-    "limits": ("Limit", "limit"),
-    "trajectory": ("Trajectory",),
-    "errors": (
-        "OtflowError",
-        "InputError",
-        "ConvergenceError",
-        "DerivativeError",
-        "FlowError",
-        "NotFiniteError",
-        "StepError",
-    ),
-    "balance": ("EnergyBalance", "energy_balance", "balance_order"),
-    "stability": ("coupled", "Coupled"),
+    "noise": "Noise CommonNoise IndependentNoise BrownianPath",
+    "driver": "flow",
+    "limits": "Limit limit",
+    "trajectory": "Trajectory",
+    "errors": "OtflowError InputError ConvergenceError DerivativeError FlowError NotFiniteError StepError",
+    "balance": "EnergyBalance energy_balance balance_order",
+    "stability": "coupled Coupled ladder Ladder adversary Adversary a_priori a_posteriori local_constant",
 }
 _MODULES = ("closed_forms", "observables", "plot", "stability")
-_WHERE = {name: module for module, names in _HOME.items() for name in names}
+_WHERE = {name: module for module, names in _HOME.items() for name in names.split()}
 
 __all__ = [
+    "Adversary",
     "AffineMap",
     "BilinearCost",
     "BrownianPath",
@@ -165,6 +90,7 @@ __all__ = [
     "JKO",
     "L2Attention",
     "L2Energy",
+    "Ladder",
     "LaplaceKernel",
     "Layers",
     "Lie",
@@ -215,6 +141,9 @@ __all__ = [
     "VelocityField",
     "Wasserstein",
     "__version__",
+    "a_posteriori",
+    "a_priori",
+    "adversary",
     "balance_order",
     "bures",
     "bures_barycentre",
@@ -233,13 +162,16 @@ __all__ = [
     "gaussian_sinkhorn_divergence",
     "graded_levels",
     "jko_step",
+    "ladder",
     "limit",
+    "local_constant",
     "mmd",
     "observables",
     "path_action",
     "plot",
     "relaxed_conditional",
     "richardson",
+    "sequence_distance",
     "sinkhorn",
     "sinkhorn_divergence",
     "sliced_wasserstein",
@@ -330,7 +262,17 @@ if TYPE_CHECKING:
     )
     from otflow.noise import BrownianPath, CommonNoise, IndependentNoise, Noise
     from otflow.spaces import Euclidean, Space, Sphere, Torus
-    from otflow.stability import Coupled, coupled
+    from otflow.stability import (
+        Adversary,
+        Coupled,
+        Ladder,
+        a_posteriori,
+        a_priori,
+        adversary,
+        coupled,
+        ladder,
+        local_constant,
+    )
     from otflow.steppers import (
         JKO,
         RK4,
@@ -377,6 +319,7 @@ if TYPE_CHECKING:
         gaussian_sinkhorn_divergence,
         mmd,
         relaxed_conditional,
+        sequence_distance,
         sinkhorn,
         sinkhorn_divergence,
         sliced_wasserstein,

@@ -55,7 +55,7 @@ ALLOWED = {
     "stability": FLOW,
     "systems": FLOW,
     "models": FLOW,
-    "plot": FLOW,
+    "plot": FLOW | {"stability"},
     "__init__": EVERYTHING,
     "experiments": EVERYTHING | {"__init__"},
     "report": {"__init__", "experiments"},

@@ -95,6 +95,26 @@ REGISTRY: dict[str, Entry] = {
         title="A crowd that cannot be denser than a limit fills up the lowest places",
         source="Maury, Roudneff-Chupin, Santambrogio 2010",
     ),
+    "stability": Entry(
+        module="otflow.experiments.stability",
+        title="Stability: how far two flows drift apart",
+        source="Castin, Ablin, Carrillo, Peyré 2025, arXiv 2501.18322, Theorem 3.1",
+    ),
+    "masked-stability": Entry(
+        module="otflow.experiments.masked_stability",
+        title="Masked attention is stable in a distance that keeps labels, for every order but one",
+        source="Castin, Ablin, Carrillo, Peyré 2025, arXiv 2501.18322, Theorem 3.4",
+    ),
+    "mean-field-limit": Entry(
+        module="otflow.experiments.mean_field_limit",
+        title="Clouds of n tokens converge to the flow of a law as fast as they do at the start",
+        source="Castin, Ablin, Carrillo, Peyré 2025, arXiv 2501.18322, Theorem 3.1",
+    ),
+    "how-smooth": Entry(
+        module="otflow.experiments.how_smooth",
+        title="How smooth is attention? The root of n, where it ends, and bounds that know of both",
+        source="Castin, Ablin, Peyré 2024, arXiv 2312.14820",
+    ),
 }
 
 

@@ -136,7 +136,7 @@ class VelocityField(Linear["VelocityField"]):
         u: Tangent,
         check: Callable[[Carry | None, Tangent], None],
     ) -> Tangent:
-        _load_forward_mode()
+        load_forward_mode()
         with forward_ad.dual_level():
             dual = mu.at(mu.coords.zip(u, forward_ad.make_dual))
             v, carry = self.evaluate(t if dt is None else forward_ad.make_dual(t, dt), dual)
@@ -263,7 +263,7 @@ def _quotient(velocity: Tensor, mu: Gaussian) -> Tensor:
 
 
 @cache
-def _load_forward_mode() -> None:
+def load_forward_mode() -> None:
     """torch loads its forward mode on first use, with a deprecation warning that is not for users."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

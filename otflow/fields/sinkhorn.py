@@ -70,14 +70,15 @@ class SinkhornAttention(Attention):
         q = apply(m.Q, mu.x - c).double() / self.eps
         k = apply(m.K, mu.x - c).double()
         logw = mu.w.double().log()
-        g, carry = self._potential(m, q, k, logw, carry)
+        g, carry = self.scaling(m, q, k, logw, carry)
         own = q if points is mu.x else apply(m.Q, points - c).double() / self.eps
         out, _ = kernels.attend(own, k, apply(m.V, mu.x).double(), g + logw)
         return out.to(mu.dtype) / self.eps, carry
 
-    def _potential(
+    def scaling(
         self, m: Weights, q: Tensor, k: Tensor, logw: Tensor, carry: Carry | None
     ) -> tuple[Tensor, Carry]:
+        """g with which k(x_i, x_j) is the softmax over j of q_i.k_j + g_j + log w_j, divided by w_j."""
         batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], logw.shape[:-1])
         flat = [merge(z, batch, keep) for z, keep in ((q, 2), (k, 2), (logw, 1))]
         with torch.no_grad():

@@ -8,6 +8,7 @@ from otflow.plot.clouds import SPHERE, particles, trails
 from otflow.plot.curves import energy, ranks, spectra
 from otflow.plot.densities import density
 from otflow.plot.gaussians import cone, disk, ellipses
+from otflow.plot.stability import ladder
 from otflow.plot.style import COLOURS, FAINT, INK, PAPER, SEQUENCE, STYLE, figure, spatial
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "energy",
     "ranks",
     "spectra",
+    "ladder",
     "STYLE",
     "COLOURS",
     "SEQUENCE",

@@ -23,6 +23,7 @@ from otflow.transport.gaussians import (
 )
 from otflow.transport.newton import NewtonSinkhorn
 from otflow.transport.plan import Plan
+from otflow.transport.sequences import positions, sequence_distance
 from otflow.transport.sliced import sliced_wasserstein
 
 __all__ = [
@@ -52,7 +53,9 @@ __all__ = [
     "entropic_bures_wasserstein",
     "gaussian_sinkhorn_divergence",
     "mmd",
+    "positions",
     "relaxed_conditional",
+    "sequence_distance",
     "sinkhorn",
     "sinkhorn_divergence",
     "sliced_wasserstein",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial, singledispatch
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from otflow import checks
@@ -14,7 +15,9 @@ from otflow.driver import flow
 from otflow.fields import VelocityField
 from otflow.measures import Measure, Particles
 from otflow.noise import Noise
+from otflow.stability.families import apart
 from otflow.steppers import Stepper
+from otflow.tangent import align
 from otflow.trajectory import Trajectory
 from otflow.transport.along import Distance, chain, geodesic
 from otflow.transport.conditional import conditional_wasserstein
@@ -28,21 +31,18 @@ class Coupled:
 
     Attributes:
         mu, nu: the runs.
+        ts: the save times that both runs reached, (T,).
         start: d(mu_0, nu_0), (*batch,).
-        distances: d(mu_t, nu_t) at the save times, (T, *batch).
+        distances: d(mu_t, nu_t) at these times, (T, *batch); NaN for members of which a run ended before.
         p: the order of the distance.
     """
 
     mu: Trajectory
     nu: Trajectory
+    ts: Tensor
     start: Tensor
     distances: Tensor
     p: float
-
-    @property
-    def ts(self) -> Tensor:
-        """The save times, (T,)."""
-        return self.mu.ts
 
     @property
     def ratios(self) -> Tensor:
@@ -116,25 +116,50 @@ def coupled(
         on_failure=on_failure,
     )
     mu, nu = run(mu0), run(nu0)
-    n = min(len(mu), len(nu))  # a run that broke off is shorter
-    pairs = zip(mu.measures[:n], nu.measures[:n], strict=True)
-    return Coupled(mu, nu, start, chain(mu.ts[:n].tolist(), pairs, d, progress=progress), float(p))
+    ts = _common(mu, nu)
+    pairs = zip(mu.measures[: len(ts)], nu.measures[: len(ts)], strict=True)
+    distances = chain(ts.tolist(), pairs, d, progress=progress)
+    return Coupled(mu, nu, ts, start, _until(mu.ended.fmin(nu.ended), ts, distances), float(p))
+
+
+def _common(mu: Trajectory, nu: Trajectory) -> Tensor:
+    """The save times of both: a run that broke off ends with a time of its own."""
+    ts = mu.ts[: min(len(mu), len(nu))]
+    return ts[: int((ts == nu.ts[: len(ts)]).cumprod(0).sum())]
+
+
+def _until(ended: Tensor, ts: Tensor, distances: Tensor) -> Tensor:
+    """The distances, NaN for members of which one run stood still already."""
+    late = align(ts.to(ended), torch.empty(len(ts), *ended.shape)) > ended
+    return distances.masked_fill(late.to(distances.device), torch.nan)
 
 
 def _distance(mu: Measure, nu: Measure, p: float) -> Distance:
     for name, one in (("mu0", mu), ("nu0", nu)):
         checks.instance(one, Measure, name)
-    return geodesic if p == 2 else _of_order(mu, p)
+    return _of_order(mu, nu, p)
 
 
 @singledispatch
-def _of_order(mu: Measure, p: float) -> Distance:
-    checks.fail("p", p, f"only particles have distances of any order, this is {mu!r}", "pass p=2")
+def _of_order(mu: Measure, nu: Measure, p: float) -> Distance:
+    if p != 2:
+        checks.fail("p", p, f"only particles have distances of any order, this is {mu!r}", "pass p=2")
+    return geodesic
 
 
 @_of_order.register(Particles)
-def _(mu: Particles, p: float) -> Distance:
+def _(mu: Particles, nu: Measure, p: float) -> Distance:
+    if isinstance(nu, Particles) and _same(mu.w, nu.w) and _same(mu.label, nu.label):
+        return partial(apart, p=p)  # small perturbations match by index, which is cheap to check
+    if p == 2:
+        return geodesic
     return partial(wasserstein if mu.label is None else conditional_wasserstein, p=p)
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.shape[-1] == b.shape[-1] and bool((a == b).all())
 
 
 def _shared(noise: Noise, mu0: Measure) -> Noise:

@@ -1,0 +1,58 @@
+"""Stability estimates."""
+
+from __future__ import annotations
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from otflow import checks
+from otflow.plot.style import COLOURS, FAINT, INK, STYLE, array, canvas
+from otflow.stability import Ladder
+
+
+def ladder(found: Ladder, *, ax: Axes | None = None) -> Axes:
+    """log of d(mu_t, nu_t) / d(mu_0, nu_0) against time, with its bounds.
+
+    The vertical axis is linear up to one and logarithmic beyond, so that what happens and a bound that is
+    the exponential of a million fit into one picture.
+
+    >>> import otflow as of
+    >>> mu0 = of.Particles([[1.0], [-0.5]])
+    >>> _, axes = of.plot.figure()
+    >>> found = of.ladder(mu0, of.SoftmaxAttention([[1.0]], [[1.0]], [[1.0]]), t1=1.0, steps=10)
+    >>> ladder(found, ax=axes[0, 0]).get_yscale()
+    'symlog'
+    """
+    if found.worst.ndim > 1:
+        checks.fail(
+            "found", f"a batch of {tuple(found.worst.shape[1:])}", "one ladder is drawn", "draw each member"
+        )
+    ax, t = canvas(ax), array(found.ts)
+    lines = {
+        "adversary": (found.worst, COLOURS[1]),
+        "a posteriori": (found.a_posteriori.log_C, COLOURS[2]),
+        "a priori": (found.a_priori.log_C, COLOURS[0]),
+    }
+    with mpl.rc_context(STYLE):
+        for i, log in enumerate(found.observed.values()):
+            ax.plot(t, array(log), color=FAINT, lw=1.0, label="_" if i else "observed")
+        for name, (log, colour) in lines.items():
+            ax.plot(t, _drawn(log), color=colour, label=name)
+        ax.axhline(0.0, color=INK, lw=0.5, zorder=0)
+        ax.set_yscale("symlog", linthresh=1.0, linscale=2.0)
+        ax.set_ylim(
+            bottom=1.2 * min(-0.2, *(float(log.min()) for log in (*found.observed.values(), found.worst)))
+        )
+        ax.set(
+            xlabel="t", ylabel=rf"$\log\ d_{{{found.p:g}}}(\mu_t,\nu_t)\,/\,d_{{{found.p:g}}}(\mu_0,\nu_0)$"
+        )
+        ax.legend()
+    return ax
+
+
+def _drawn(log: Tensor) -> np.ndarray:
+    """What is infinite is left out."""
+    values = array(log)
+    return np.where(np.isfinite(values), values, np.nan)

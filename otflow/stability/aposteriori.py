@@ -1,0 +1,208 @@
+"""Bounds on the distance of two flows from one of them, computed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from otflow import checks
+from otflow.fields import VelocityField
+from otflow.measures import Measure, Particles
+from otflow.spaces import Euclidean
+from otflow.stability.apriori import a_priori
+from otflow.stability.balls import Constants, constants
+from otflow.stability.rates import Rates, rates
+from otflow.trajectory import Trajectory
+from otflow.transport.pairs import exponent
+
+TINY = 1e-100  # stands for a radius of zero, of which there is no logarithm
+ROOM = 2.0  # a tube may grow by this factor between two save times, else only a-priori constants remain
+
+
+@dataclass(frozen=True, eq=False)
+class APosteriori:
+    """d_p(mu_t, nu_t) <= C(t) d_p(mu_0, nu_0) for every nu_0 within ``size`` of mu_0.
+
+    Attributes:
+        ts: the save times of the run, (T,).
+        log_C: the logarithm of the constant at each of them, (T, *batch).
+        tube: how far a token of nu can be from its partner in mu, (T, *batch).
+        size: the distance of mu_0 and nu_0 up to which this holds, (*batch,).
+        p: the order of the distance.
+    """
+
+    ts: Tensor
+    log_C: Tensor
+    tube: Tensor
+    size: Tensor
+    p: float
+
+    def __repr__(self) -> str:
+        last = self.log_C[-1]
+        shown = f"{last.item():.6g}" if last.ndim == 0 else tuple(last.shape)
+        return f"APosteriori(p={self.p:g}, log C({self.ts[-1]:g}) = {shown})"
+
+
+def a_posteriori(
+    traj: Trajectory,
+    field: VelocityField,
+    *,
+    size: float | Tensor = 0.0,
+    reach: float | Tensor | None = None,
+    p: float = 2.0,
+) -> APosteriori:
+    """log C(t) = int_0^t sup of the local Lipschitz constant of the field, over a tube around the run.
+
+    The local constants come from the tilted covariances and the radii that occurred, see
+    `otflow.stability.rates`. The tube contains every flow that starts within ``size``, and the motion of
+    the run between its save times, so this is an upper sum of the integral: more save times, a sharper bound.
+    It is never worse than the a-priori constant. Two things are taken as they are: the states of the run, up
+    to the error of its stepper, and weights that vary in time, of which three moments per interval are seen.
+
+    Args:
+        traj: a run of particles in R^d under ``field``, with save times that resolve it.
+        field: the field; its a-priori `constants` must be known.
+        size: a bound on the distance of mu_0 and nu_0, a number or (*batch,). Zero is for tangents.
+        reach: a bound on the distance between partners at the start. By default it follows from ``size`` if
+            nu_0 has the weights of mu_0: then no token is moved further than size / w_i^(1/p).
+        p: the order of the distance, from 1; conditional for causal fields.
+
+    >>> import otflow as of
+    >>> I = torch.eye(2, dtype=torch.float64)
+    >>> field, mu0 = of.SoftmaxAttention(I, I, -I), of.Particles([[1.0, 0.0], [0.0, 1.0]])
+    >>> traj = of.flow(mu0, field, of.RK4(), t1=1.0, dt=0.05)
+    >>> after, before = of.stability.a_posteriori(traj, field), of.stability.a_priori(field, mu0=mu0, t1=1.0)
+    >>> f"{after.log_C[-1]:.2f} {before.log_C[-1]:.2e}"
+    '1.16 2.69e+06'
+    """
+    mu0, p = _admit(traj), exponent(p)
+    size = _given(size, "size", mu0)
+    start = size / mu0.w.masked_fill(mu0.w == 0, 1).amin(-1) ** (1 / p)
+    far = start if reach is None else _given(reach, "reach", mu0)
+    state = State(torch.zeros_like(size), torch.zeros_like(size), start if reach is None else None, far)
+    pieces = list(_pieces(traj.ts.tolist(), field.switches))
+    cap = _increments(field, mu0, far, pieces, p)
+    logs, tubes = [state.log_p], [state.tube]
+    for piece, most in zip(pieces, cap, strict=True):
+        state = _advance(state, piece, traj, field, most, p)
+        if piece.end == float(traj.ts[len(logs)]):
+            logs.append(state.log_p)
+            tubes.append(state.tube)
+    return APosteriori(traj.ts, torch.stack(logs), torch.stack(tubes), size, p)
+
+
+def _admit(traj: Trajectory) -> Particles:
+    checks.instance(traj, Trajectory, "traj")
+    if len(traj) < 2:
+        checks.fail("len(traj)", len(traj), "a bound along a run needs two save times", "save more often")
+    mu: Particles = checks.instance(traj.measures[0], Particles, "traj.measures[0]")
+    if mu.space != Euclidean():
+        checks.fail("space", mu.space, "the constants are those of R^d", "use Euclidean()")
+    return mu.at([c.detach() for c in mu.coords])
+
+
+def _given(value: float | Tensor, name: str, mu: Particles) -> Tensor:
+    a = checks.tensor(value, name).to(mu.x).detach()
+    if bool((a < 0).any()):
+        checks.fail(name, value, "a distance is not negative", "pass a number >= 0")
+    return a.expand(mu.batch)
+
+
+class Piece(NamedTuple):
+    """A stretch of time that is nearer to the k-th save time than to others, and on which no weight jumps."""
+
+    k: int
+    start: float
+    end: float
+    away: float  # how far it gets from that save time
+
+
+def _pieces(ts: list[float], switches: tuple[float, ...]) -> Iterator[Piece]:
+    for k, (a, b) in enumerate(itertools.pairwise(ts)):
+        middle = (a + b) / 2
+        edges = sorted({a, middle, b, *(s for s in switches if a < s < b)})
+        for start, end in itertools.pairwise(edges):
+            early = end <= middle
+            yield Piece(k if early else k + 1, start, end, end - a if early else b - start)
+
+
+def _increments(field: VelocityField, mu0: Particles, far: Tensor, pieces: list[Piece], p: float) -> Tensor:
+    """By how much the a-priori log C grows in each piece, (pieces, *batch)."""
+    R0 = mu0.x.norm(dim=-1).masked_fill(mu0.w == 0, 0).amax(-1) + far
+    ts = [pieces[0].start, *(piece.end for piece in pieces)]
+    known = a_priori(field, R0, t0=ts[0], t1=ts[-1], ts=ts, p=p).log_C
+    return torch.where(torch.isfinite(known[1:]), known.diff(dim=0), torch.inf)
+
+
+class State(NamedTuple):
+    """Logarithms of how much displacements have grown at most, (*batch,) each."""
+
+    log_p: Tensor
+    log_sup: Tensor
+    start: Tensor | None  # what max_i |e_i| is at most in terms of ||e||_p, at the start
+    far: Tensor  # max_i |e_i| at the start
+
+    @property
+    def tube(self) -> Tensor:
+        """max_i |e_i| by now: as far as both norms tell."""
+        return torch.stack(self.reaches(0.0, 0.0)).amin(0)
+
+    def reaches(self, more_p: Tensor | float, more_sup: Tensor | float) -> list[Tensor]:
+        """What each norm says of max_i |e_i| after it has grown some more."""
+        by_sup = _grown(self.far, self.log_sup + more_sup)
+        return [by_sup] if self.start is None else [by_sup, _grown(self.start, self.log_p + more_p)]
+
+
+def _grown(a: Tensor, log: Tensor) -> Tensor:
+    return torch.where(a == 0, a, a * log.exp())
+
+
+def _advance(
+    state: State, piece: Piece, traj: Trajectory, field: VelocityField, most: Tensor, p: float
+) -> State:
+    h, tube = piece.end - piece.start, ROOM * state.tube
+    found = _largest(field, traj.measures[piece.k], piece, tube, p)
+    more_p, more_sup = h * found.p, h * found.sup
+    within = torch.stack([reach <= tube for reach in state.reaches(more_p, more_sup)]).any(0)
+    more_p = torch.where(within & (more_p < most), more_p, most)
+    more_sup = torch.where(within, more_sup, torch.inf)
+    return state._replace(log_p=state.log_p + more_p, log_sup=state.log_sup + more_sup)
+
+
+def _largest(field: VelocityField, state: Measure, piece: Piece, tube: Tensor, p: float) -> Rates:
+    """The largest rates in the tube around mu, while weights vary and mu moves."""
+    mu: Particles = checks.instance(state, Particles, "mu").at([c.detach() for c in state.coords])
+    found = [_rates(field, mu, t, tube, piece.away, p) for t in _moments(field, piece, mu)]
+    return Rates(*(torch.stack(one).amax(0) for one in zip(*found, strict=True)))
+
+
+def _moments(field: VelocityField, piece: Piece, mu: Particles) -> list[Tensor]:
+    """Three times within the piece, or one if the weights are the same at all of them."""
+    three = [piece.start + c * (piece.end - piece.start) for c in (1 / 6, 1 / 2, 5 / 6)]
+    ts = [torch.tensor(t, dtype=torch.float64, device=mu.device) for t in three]
+    first, *others = (list(field.parameters(t)) for t in ts)
+    same = all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+    return ts[1:2] if same else ts
+
+
+def _rates(field: VelocityField, mu: Particles, t: Tensor, tube: Tensor, away: float, p: float) -> Rates:
+    radius = mu.x.norm(dim=-1).amax(-1).clamp(min=TINY)
+    slow = constants(field, radius, t).log_sup.exp()
+    fast = constants(field, radius + 2 * away * slow, t).log_sup.exp()
+    near = (fast <= 2 * slow) & torch.isfinite(tube)  # the run stays in that ball, its speed below fast
+    rho = torch.where(near, tube + away * fast, 0.0)
+    sharp, ball = rates(field, mu, t, rho, p), constants(field, radius + rho, t)
+    known = [torch.minimum(own, _lip(ball, q)) for own, q in zip(sharp, (p, math.inf), strict=True)]
+    return Rates(*(torch.where(near, rate, torch.inf) for rate in known))
+
+
+def _lip(ball: Constants, p: float) -> Tensor:
+    if ball.order not in (None, p):
+        return torch.full_like(ball.log_sup, torch.inf)
+    return ball.log_lip(p).exp()

@@ -1,0 +1,139 @@
+"""The ladder: observed <= adversary <= a posteriori <= a priori."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import otflow as of
+from otflow.experiments.stability_cases import FIELDS, cloud
+
+MANY = 500
+EYE = torch.eye(2, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_the_ladder_holds_on_500_random_configurations(name: str) -> None:
+    """n = 5 tokens in the plane, perturbations of size 1e-6, p = 2."""
+    rng = np.random.default_rng(11)
+    field, mu0 = FIELDS[name]((MANY,), 2, rng), cloud((MANY,), 5, 2, rng, labelled="masked" in name)
+    found = of.ladder(mu0, field, t1=1.0, steps=20, size=1e-6, rng=3)
+    assert bool(found.holds(1e-9).all())
+    dense = largest_singular_values(mu0, field)
+    assert float((found.adversary.ratio >= 0.9 * dense).double().mean()) >= 0.95
+    torch.testing.assert_close(found.adversary.linearised, dense, rtol=1e-4, atol=0)
+    rungs = found.rungs
+    sharp = rungs["a posteriori"] < 0.5 * rungs["a priori"]
+    assert float(sharp.double().mean()) > 0.95  # far sharper, nearly always
+
+
+def largest_singular_values(mu0: of.Particles, field: of.VelocityField) -> torch.Tensor:
+    """From the whole matrix of the derivative of the flow map."""
+    dense = of.stability.Propagator(mu0, field, of.RK4(), t1=1.0, dt=0.05).matrix()
+    return torch.linalg.svdvals(dense)[..., 0]
+
+
+@pytest.mark.parametrize("p", [1.0, 1.5, 4.0])
+@pytest.mark.parametrize("name", ["softmax", "sigmoid", "multi-head", "masked softmax"])
+def test_the_ladder_holds_for_other_orders(name: str, p: float) -> None:
+    rng = np.random.default_rng(12)
+    field, mu0 = FIELDS[name]((8,), 2, rng), cloud((8,), 6, 2, rng, labelled="masked" in name)
+    found = of.ladder(mu0, field, t1=1.0, steps=20, p=p)
+    assert bool(found.holds().all())
+    assert bool(found.a_priori.log_C[-1].isinf().all()) == (name == "masked softmax" and p == 1)
+
+
+@pytest.mark.parametrize("name", ["softmax", "L2", "sigmoid", "masked softmax"])
+def test_the_ladder_holds_for_perturbations_that_are_not_small(name: str) -> None:
+    """With a tube as wide as the cloud, the a-posteriori bound falls back on a-priori constants."""
+    rng = np.random.default_rng(13)
+    field, mu0 = FIELDS[name]((8,), 2, rng), cloud((8,), 5, 2, rng, labelled="masked" in name)
+    for size in (1e-3, 0.05):
+        found = of.ladder(mu0, field, t1=0.5, steps=20, size=size)
+        assert bool(found.holds().all())
+        assert bool((found.a_posteriori.tube >= size).all())
+
+
+def test_more_save_times_sharpen_the_a_posteriori_bound() -> None:
+    rng = np.random.default_rng(14)
+    field, mu0 = FIELDS["softmax"]((), 2, rng), cloud((), 8, 2, rng, labelled=False)
+    logs = []
+    for steps in (10, 40, 160):
+        traj = of.flow(mu0, field, of.RK4(), t1=1.0, dt=1 / steps)
+        logs.append(float(of.stability.a_posteriori(traj, field, size=1e-6).log_C[-1]))
+    assert logs[0] > logs[1] > logs[2]
+    assert logs[1] - logs[2] < 0.5 * (logs[0] - logs[1])  # an upper sum, of first order
+
+
+def test_jumps_of_weights_between_save_times_are_seen() -> None:
+    V = of.Layers(torch.stack([0.1 * EYE, 3.0 * EYE, 0.1 * EYE]), edges=[0.0, 0.52, 0.58, 1.0])
+    rng = np.random.default_rng(15)
+    mu0, field = cloud((), 6, 2, rng, labelled=False), of.SoftmaxAttention(0.5 * EYE, EYE, V)
+    traj = of.flow(mu0, field, of.RK4(), t1=1.0, dt=0.05)
+    log = of.stability.a_posteriori(traj, field).log_C
+    slope = torch.diff(log) / torch.diff(traj.ts)
+    assert float(slope[10] / slope[0]) > 5
+    assert float(slope[11] / slope[0]) > 5
+    assert float(slope[15] / slope[0]) < 2
+    assert bool(of.ladder(mu0, field, t1=1.0, steps=20).holds())
+
+
+def test_a_perceptron_beside_attention_has_a_ladder() -> None:
+    rng = np.random.default_rng(16)
+    block = 0.5 * of.Perceptron(rng.normal(size=(2, 6)) / 3, rng.normal(size=(6, 2)) / 3, rng.normal(size=6))
+    field = FIELDS["multi-head"]((), 2, rng) - block
+    found = of.ladder(cloud((), 6, 2, rng, labelled=False), field, t1=1.0, steps=20)
+    assert bool(found.holds())
+
+
+def test_a_bound_for_clouds_with_other_tokens_needs_to_know_how_far_mass_moves() -> None:
+    """nu0 has an atom more: the bound with reach= is met."""
+    rng = np.random.default_rng(17)
+    field, mu0 = FIELDS["softmax"]((), 2, rng), cloud((), 4, 2, rng, labelled=False)
+    nu0 = of.Particles(torch.cat([mu0.x, mu0.x[:1]]) + 1e-3, [0.2, 0.25, 0.25, 0.25, 0.05])
+    run = of.coupled(mu0, nu0, field, of.RK4(), t1=1.0, dt=0.02)
+    bound = of.stability.a_posteriori(run.mu, field, size=float(run.start), reach=2e-3)
+    assert bool((run.ratios.log() <= bound.log_C + 1e-9).all())
+    assert float(bound.log_C[-1]) < 0.1 * float(of.stability.a_priori(field, 1.1, t1=1.0).log_C[-1])
+
+
+def test_one_token_has_the_ladder_of_a_linear_flow() -> None:
+    """Softmax attention of one token is x' = Vx; all rungs but the last agree for V = I."""
+    found = of.ladder(of.Particles([[0.6, 0.8]]), of.SoftmaxAttention(EYE, EYE, EYE), t1=1.0, steps=100)
+    rungs = {name: float(log) for name, log in found.rungs.items()}
+    assert rungs["observed"] == pytest.approx(1.0, abs=1e-6)
+    assert rungs["a posteriori"] == pytest.approx(1.0, abs=0.05)
+    assert "a priori" in str(found)
+    assert f"{math.e:.5f}"[:5] in str(found)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"p": 0.5}, "order of a distance"),
+        ({"R0": 0.5}, "larger radius"),
+        ({"size": -1.0}, "distance > 0"),
+        ({"steps": 0}, "steps"),
+        ({"t1": -1.0}, "t1|dt"),
+    ],
+)
+def test_wrong_arguments_are_named(wrong: dict[str, float], words: str) -> None:
+    mu0 = of.Particles([[1.0, 0.0], [0.0, 1.0]])
+    with pytest.raises(of.InputError, match=words):
+        of.ladder(mu0, of.SoftmaxAttention(EYE, EYE, EYE), **{"t1": 1.0, **wrong})
+
+
+def test_sinkhorn_attention_is_bounded_in_W2_only() -> None:
+    mu0 = of.Particles([[1.0, 0.0], [0.0, 1.0]])
+    with pytest.raises(of.InputError, match="p = 2"):
+        of.ladder(mu0, of.SinkhornAttention(EYE, EYE, EYE), t1=1.0, p=1.0)
+
+
+def test_spheres_are_refused() -> None:
+    mu0 = of.Particles([[1.0, 0.0], [0.0, 1.0]], space=of.Sphere())
+    traj = of.flow(mu0, of.SoftmaxAttention(EYE, EYE, EYE), of.RK4(), t1=1.0, dt=0.1)
+    with pytest.raises(of.InputError, match="Euclidean"):
+        of.stability.a_posteriori(traj, of.SoftmaxAttention(EYE, EYE, EYE))
