@@ -234,6 +234,8 @@ ACTIVATIONS = [
     torch.sin,
     nn.ReLU(),
     nn.SiLU(),
+    nn.GELU(approximate="tanh"),
+    nn.GELU(),
 ]
 
 
@@ -242,7 +244,8 @@ def test_the_slope_of_a_known_activation_is_its_largest_one(act: Any) -> None:
     field = of.Perceptron(W=[[2.0]], U=[[0.5]], activation=act)
     z = torch.linspace(-20, 20, 400_001, dtype=torch.float64)
     steepest = (act(z).diff() / z.diff()).abs().max().item()
-    assert steepest == pytest.approx(constants(field, 1.0).log_x.exp().item(), rel=1e-6)
+    known = constants(field, 1.0).log_x.exp().item()
+    assert known * (1 - 1e-4) < steepest < known * (1 + 1e-9)  # both kinds of GELU share a constant
 
 
 @pytest.mark.parametrize("act", [torch.relu, functional.gelu, None])
