@@ -46,7 +46,7 @@ def run(*, quick: bool, progress: Progress) -> Result:
     shown, claims = {}, [_overflow()]
     for k, name in enumerate(FIELDS):
         progress(k / (len(FIELDS) + 1), f"ladder of {name} attention")
-        shown[name] = _ladder(name, (), n=12, seed=1, steps=60)
+        shown[name] = _ladder(name, (), n=12, seed=18, steps=60)
         many = _ladder(name, (20 if quick else 500,), n=5, seed=2, steps=20)
         claims += _claims(name, many)
     progress(len(FIELDS) / (len(FIELDS) + 1), "convex flows and Gaussians")
@@ -74,7 +74,7 @@ def _claims(name: str, found: of.Ladder) -> list[Claim]:
     observed, worst, after, before = found.rungs.values()
     many, source = len(worst), "masked: Theorem 3.4" if "masked" in name else PAPER
     reached = (found.adversary.ratio >= 0.9 * found.adversary.linearised).double().mean()
-    gap = float(((before - after) / before.abs().clamp(min=1)).min())
+    excess = torch.where(before.isfinite(), (after - before) / before.abs().clamp(min=1), -1.0)
     return [
         _below(f"{name}: observed / adversary, largest of {many} configurations", observed - worst, source),
         _below(
@@ -83,8 +83,8 @@ def _claims(name: str, found: of.Ladder) -> list[Claim]:
         Claim.at_most(
             f"{name}: log C a posteriori less log C a priori, relative, largest of {many}",
             source,
-            bound=0.0,
-            measured=-gap - 1e-9,
+            bound=1e-9,
+            measured=float(excess.max()),
         ),
         Claim.within(
             f"{name}: share of configurations in which the adversary reaches 90 % of the linearised constant",

@@ -33,7 +33,7 @@ from torch import Tensor
 
 import otflow as of
 from otflow import closed_forms
-from otflow.closed_forms.sensitivity import (
+from otflow.closed_forms import (
     l2_sensitivity,
     sinkhorn_sensitivity,
     softmax_blow_up_sensitivity,

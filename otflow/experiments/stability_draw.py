@@ -23,7 +23,7 @@ def ladders(found: Mapping[str, of.Ladder]) -> Any:
     low = min(float(log.min()) for one in found.values() for log in (*one.observed.values(), one.worst))
     for k, (ax, (name, one)) in enumerate(zip(axes.flat, found.items(), strict=False)):
         of.plot.ladder(one, ax=ax)
-        ax.set_ylim(1.2 * min(low, -0.2), 3 * max(top, 1.0))
+        ax.set_ylim(1.2 * min(low, -0.05), 3 * max(top, 1.0))
         ax.set_title(name, fontsize=9, color=of.plot.INK)
         if k:
             ax.get_legend().remove()

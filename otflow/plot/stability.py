@@ -15,7 +15,7 @@ from otflow.stability import Ladder
 def ladder(found: Ladder, *, ax: Axes | None = None) -> Axes:
     """log of d(mu_t, nu_t) / d(mu_0, nu_0) against time, with its bounds.
 
-    The vertical axis is linear up to one and logarithmic beyond, so that what happens and a bound that is
+    The vertical axis is linear near 0 and logarithmic far from it, so that what happens and a bound that is
     the exponential of a million fit into one picture.
 
     >>> import otflow as of
@@ -23,7 +23,7 @@ def ladder(found: Ladder, *, ax: Axes | None = None) -> Axes:
     >>> _, axes = of.plot.figure()
     >>> found = of.ladder(mu0, of.SoftmaxAttention([[1.0]], [[1.0]], [[1.0]]), t1=1.0, steps=10)
     >>> ladder(found, ax=axes[0, 0]).get_yscale()
-    'symlog'
+    'asinh'
     """
     if found.worst.ndim > 1:
         checks.fail(
@@ -41,9 +41,9 @@ def ladder(found: Ladder, *, ax: Axes | None = None) -> Axes:
         for name, (log, colour) in lines.items():
             ax.plot(t, _drawn(log), color=colour, label=name)
         ax.axhline(0.0, color=INK, lw=0.5, zorder=0)
-        ax.set_yscale("symlog", linthresh=1.0, linscale=2.0)
+        ax.set_yscale("asinh", linear_width=0.1)
         ax.set_ylim(
-            bottom=1.2 * min(-0.2, *(float(log.min()) for log in (*found.observed.values(), found.worst)))
+            bottom=1.2 * min(-0.05, *(float(log.min()) for log in (*found.observed.values(), found.worst)))
         )
         ax.set(
             xlabel="t", ylabel=rf"$\log\ d_{{{found.p:g}}}(\mu_t,\nu_t)\,/\,d_{{{found.p:g}}}(\mu_0,\nu_0)$"

@@ -62,6 +62,10 @@ class _Potential(torch.autograd.Function):
         q, k, loga, logb, G = ctx.saved_tensors
         moved = zip((q, k, loga, logb), (dq, dk, dloga, dlogb), strict=True)
         dq, dk, dloga, dlogb = (torch.zeros_like(z) if dz is None else dz for z, dz in moved)
+        if torch.is_grad_enabled() and any(z.requires_grad for z in (q, k, loga, logb, dq, dk, dloga, dlogb)):
+            raise DerivativeError(
+                "tangents of entropic potentials cannot be differentiated; use torch.no_grad()"
+            )
         kernel = Kernel(Bilinear(q, k), loga, logb)
         F = kernel.rows(G)
         dF = -kernels.lse_tangent(q, k, G + logb, dq, dk, dlogb)

@@ -302,3 +302,13 @@ def test_jvp_works_where_every_warning_is_an_error() -> None:
     root = Path(__file__).parents[2]
     run = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr.splitlines()[-1]
+
+
+def test_gradients_of_tangents_through_sinkhorn_are_refused_not_wrong() -> None:
+    x = torch.tensor([[1.0, 0.0], [0.3, -0.5], [-0.2, 0.8]], dtype=torch.float64, requires_grad=True)
+    mu, u = of.Particles(x), of.Tangent([torch.ones_like(x)])
+    field = of.SinkhornAttention(np.eye(2), np.eye(2), np.eye(2))
+    with pytest.raises(of.DerivativeError, match="cannot be differentiated"):
+        field.jvp(0.0, mu, u)
+    with torch.no_grad():
+        assert field.jvp(0.0, mu, u)[0].isfinite().all()
