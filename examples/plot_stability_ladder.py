@@ -25,8 +25,8 @@ print(found)
 assert found.holds()
 
 # %%
-# The a-priori constant is the exponential of a huge number, the truth is a small one. The axis is linear
-# up to one and logarithmic beyond. To the right, where the adversary pushes: its perturbation, magnified, and
+# The a-priori constant is the exponential of a huge number, the truth is a small one: the axis is linear near
+# 0 and logarithmic far from it. To the right, where the adversary pushes: its perturbation, magnified, and
 # what has become of it.
 
 worst = found.adversary.nu0
@@ -46,6 +46,7 @@ for ax, k, title in ((middle, 0, "perturbation at t = 0"), (right, -1, "and at t
         scale=1.0,
         width=0.005,
     )
+    ax.set_aspect("equal", adjustable="box")
     ax.set(xlim=(-1.0, 1.0), ylim=(-1.0, 1.0))
     ax.set_title(f"{title}: {float(run.ratios[k]):.2f} long", fontsize=9)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import SymmetricalLogLocator
 from torch import Tensor
 
 from otflow import checks
@@ -42,6 +43,7 @@ def ladder(found: Ladder, *, ax: Axes | None = None) -> Axes:
             ax.plot(t, _drawn(log), color=colour, label=name)
         ax.axhline(0.0, color=INK, lw=0.5, zorder=0)
         ax.set_yscale("asinh", linear_width=0.1)
+        ax.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=0.1))  # no ticks next to 0
         ax.set_ylim(
             bottom=1.2 * min(-0.05, *(float(log.min()) for log in (*found.observed.values(), found.worst)))
         )
