@@ -44,7 +44,10 @@ _HOME = {  # module -> its public names
     "driver": "flow",
     "limits": "Limit limit",
     "trajectory": "Trajectory",
-    "errors": "OtflowError InputError ConvergenceError DerivativeError FlowError NotFiniteError StepError",
+    "errors": (
+        "OtflowError InputError ConvergenceError DerivativeError FlowError NotFiniteError StepError "
+        "UnknownBoundError"
+    ),
     "balance": "EnergyBalance energy_balance balance_order",
     "stability": "coupled Coupled ladder Ladder adversary Adversary a_priori a_posteriori local_constant",
 }
@@ -137,6 +140,7 @@ __all__ = [
     "Trajectory",
     "Twisted",
     "TwistedGeodesic",
+    "UnknownBoundError",
     "UnnormalisedAttention",
     "VelocityField",
     "Wasserstein",
@@ -233,6 +237,7 @@ if TYPE_CHECKING:
         NotFiniteError,
         OtflowError,
         StepError,
+        UnknownBoundError,
     )
     from otflow.fields import (
         Carry,

@@ -15,9 +15,9 @@ from otflow.errors import InputError
 FLOATS = (torch.float32, torch.float64)
 
 
-def fail(name: str, value: object, rule: str, remedy: str) -> NoReturn:
+def fail(name: str, value: object, rule: str, remedy: str, error: type[InputError] = InputError) -> NoReturn:
     """Raise the one kind of sentence that otflow uses for wrong input."""
-    raise InputError(f"{name} = {value}: {rule}; {remedy}.")
+    raise error(f"{name} = {value}: {rule}; {remedy}.")
 
 
 def tensor(value: Any, name: str) -> Tensor:

@@ -16,6 +16,10 @@ class InputError(OtflowError, ValueError):
     """An argument that makes no sense: the message names it, its value and the remedy."""
 
 
+class UnknownBoundError(InputError):
+    """No bound is known for a field, a space or an order; measuring is still possible."""
+
+
 class MissingExtraError(OtflowError, ImportError):
     """An optional dependency is not installed; the message gives the pip line."""
 

@@ -19,7 +19,7 @@ def ladders(found: Mapping[str, of.Ladder]) -> Any:
     cols = min(5, len(found))
     rows = -(-len(found) // cols)
     fig, axes = of.plot.figure(rows, cols, size=(2.9 * cols, 2.6 * rows))
-    top = max(float(one.a_priori.log_C[-1]) for one in found.values())
+    top = max(float(one.rungs["a priori"]) for one in found.values())
     low = min(float(log.min()) for one in found.values() for log in (*one.observed.values(), one.worst))
     for k, (ax, (name, one)) in enumerate(zip(axes.flat, found.items(), strict=False)):
         of.plot.ladder(one, ax=ax)

@@ -26,21 +26,21 @@ def ladder(found: Ladder, *, ax: Axes | None = None) -> Axes:
     >>> ladder(found, ax=axes[0, 0]).get_yscale()
     'asinh'
     """
+    checks.instance(found, Ladder, "found")
     if found.worst.ndim > 1:
         checks.fail(
             "found", f"a batch of {tuple(found.worst.shape[1:])}", "one ladder is drawn", "draw each member"
         )
     ax, t = canvas(ax), array(found.ts)
-    lines = {
-        "adversary": (found.worst, COLOURS[1]),
-        "a posteriori": (found.a_posteriori.log_C, COLOURS[2]),
-        "a priori": (found.a_priori.log_C, COLOURS[0]),
-    }
+    bounds = {"a posteriori": (found.a_posteriori, COLOURS[2]), "a priori": (found.a_priori, COLOURS[0])}
+    lines = {name: (bound.log_C, colour) for name, (bound, colour) in bounds.items() if bound is not None}
+    lines = {"adversary": (found.worst, COLOURS[1])} | lines
     with mpl.rc_context(STYLE):
         for i, log in enumerate(found.observed.values()):
             ax.plot(t, array(log), color=FAINT, lw=1.0, label="_" if i else "observed")
         for name, (log, colour) in lines.items():
-            ax.plot(t, _drawn(log), color=colour, label=name)
+            values = _drawn(log)
+            ax.plot(t, values, color=colour, label=f"{name}{_until(t, values)}")
         ax.axhline(0.0, color=INK, lw=0.5, zorder=0)
         ax.set_yscale("asinh", linear_width=0.1)
         ax.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=0.1))  # no ticks next to 0
@@ -52,6 +52,12 @@ def ladder(found: Ladder, *, ax: Axes | None = None) -> Axes:
         )
         ax.legend()
     return ax
+
+
+def _until(t: np.ndarray, values: np.ndarray) -> str:
+    """From when on nothing is drawn, if so."""
+    gone = np.isnan(values)
+    return f" (infinite after t = {t[~gone][-1]:.3g})" if gone.any() else ""
 
 
 def _drawn(log: Tensor) -> np.ndarray:

@@ -12,28 +12,35 @@ import torch
 from torch import Tensor
 
 from otflow import checks
+from otflow.errors import UnknownBoundError
 from otflow.fields import VelocityField
 from otflow.measures import Measure, Particles
 from otflow.spaces import Euclidean
-from otflow.stability.apriori import a_priori
+from otflow.stability.apriori import APriori, a_priori
 from otflow.stability.balls import Constants, constants
 from otflow.stability.rates import Rates, rates
 from otflow.trajectory import Trajectory
 from otflow.transport.pairs import exponent
 
-TINY = 1e-100  # stands for a radius of zero, of which there is no logarithm
+HUGE = 1e30  # a radius as good as infinite, in single precision as well
+TINY = 1e-30  # stands for a radius of zero, of which there is no logarithm
+SLACK = 1.05  # steps of a stepper may be longer than the flow moves, by its error
 ROOM = 2.0  # a tube may grow by this factor between two save times, else only a-priori constants remain
 
 
 @dataclass(frozen=True, eq=False)
 class APosteriori:
-    """d_p(mu_t, nu_t) <= C(t) d_p(mu_0, nu_0) for every nu_0 within ``size`` of mu_0.
+    """d_p(mu_t, nu_t) <= C(t) |e|_p, |e|_p = (sum_i w_i |e_i|^p)^(1/p) <= size: nu_0 is mu_0 moved by e.
+
+    This is C(t) d_p(mu_0, nu_0) if matching by index is optimal at the start: so for every nu_0 of as many
+    tokens if weights are equal, or no two labels are. With other weights it is so for small perturbations,
+    but beyond these a token may be split, and its parts go further than any e_i.
 
     Attributes:
         ts: the save times of the run, (T,).
         log_C: the logarithm of the constant at each of them, (T, *batch).
         tube: how far a token of nu can be from its partner in mu, (T, *batch).
-        size: the distance of mu_0 and nu_0 up to which this holds, (*batch,).
+        size: the length |e|_p up to which this holds, (*batch,).
         p: the order of the distance.
     """
 
@@ -66,20 +73,20 @@ def a_posteriori(
     to the error of its stepper, and weights that vary in time, of which three moments per interval are seen.
 
     Args:
-        traj: a run of particles in R^d under ``field``, with save times that resolve it.
+        traj: a run of particles in R^d under ``field``, without noise, with save times that resolve it.
         field: the field; its a-priori `constants` must be known.
-        size: a bound on the distance of mu_0 and nu_0, a number or (*batch,). Zero is for tangents.
-        reach: a bound on the distance between partners at the start. By default it follows from ``size`` if
-            nu_0 has the weights of mu_0: then no token is moved further than size / w_i^(1/p).
+        size: a bound on (sum_i w_i |e_i|^p)^(1/p), a number or (*batch,). Zero is for tangents.
+        reach: a bound on the distance between partners at the start, if they do not match by index. Else it
+            follows from ``size``: no token is moved further than size / w_i^(1/p).
         p: the order of the distance, from 1; conditional for causal fields.
 
     >>> import otflow as of
     >>> I = torch.eye(2, dtype=torch.float64)
     >>> field, mu0 = of.SoftmaxAttention(I, I, -I), of.Particles([[1.0, 0.0], [0.0, 1.0]])
     >>> traj = of.flow(mu0, field, of.RK4(), t1=1.0, dt=0.05)
-    >>> after, before = of.stability.a_posteriori(traj, field), of.stability.a_priori(field, mu0=mu0, t1=1.0)
+    >>> after, before = of.a_posteriori(traj, field), of.a_priori(field, mu0=mu0, t1=1.0)
     >>> f"{after.log_C[-1]:.2f} {before.log_C[-1]:.2e}"
-    '1.16 2.69e+06'
+    '1.54 1.40e+06'
     """
     mu0, p = _admit(traj), exponent(p)
     size = _given(size, "size", mu0)
@@ -87,10 +94,12 @@ def a_posteriori(
     far = start if reach is None else _given(reach, "reach", mu0)
     state = State(torch.zeros_like(size), torch.zeros_like(size), start if reach is None else None, far)
     pieces = list(_pieces(traj.ts.tolist(), field.switches))
-    cap = _increments(field, mu0, far, pieces, p)
+    before = _beforehand(field, mu0, far, pieces, p)
+    _insist(traj, mu0.w, before)
     logs, tubes = [state.log_p], [state.tube]
-    for piece, most in zip(pieces, cap, strict=True):
-        state = _advance(state, piece, traj, field, most, p)
+    for piece, least, most in zip(pieces, before.log_C[:-1], before.log_C[1:], strict=True):
+        state = _advance(state, piece, traj, field, _increment(least, most), p)
+        state = state._replace(log_p=torch.minimum(state.log_p, most))
         if piece.end == float(traj.ts[len(logs)]):
             logs.append(state.log_p)
             tubes.append(state.tube)
@@ -103,7 +112,7 @@ def _admit(traj: Trajectory) -> Particles:
         checks.fail("len(traj)", len(traj), "a bound along a run needs two save times", "save more often")
     mu: Particles = checks.instance(traj.measures[0], Particles, "traj.measures[0]")
     if mu.space != Euclidean():
-        checks.fail("space", mu.space, "the constants are those of R^d", "use Euclidean()")
+        checks.fail("space", mu.space, "the constants are those of R^d", "use Euclidean()", UnknownBoundError)
     return mu.at([c.detach() for c in mu.coords])
 
 
@@ -111,7 +120,11 @@ def _given(value: float | Tensor, name: str, mu: Particles) -> Tensor:
     a = checks.tensor(value, name).to(mu.x).detach()
     if bool((a < 0).any()):
         checks.fail(name, value, "a distance is not negative", "pass a number >= 0")
-    return a.expand(mu.batch)
+    try:
+        return a.expand(mu.batch)
+    except RuntimeError:
+        rule = f"one per member is needed, {tuple(mu.batch)}"
+        checks.fail(f"{name}.shape", tuple(a.shape), rule, "reshape it")
 
 
 class Piece(NamedTuple):
@@ -120,24 +133,44 @@ class Piece(NamedTuple):
     k: int
     start: float
     end: float
-    away: float  # how far it gets from that save time
+    way: tuple[tuple[float, float], ...]  # the stretches from that save time to the far end of this one
 
 
 def _pieces(ts: list[float], switches: tuple[float, ...]) -> Iterator[Piece]:
     for k, (a, b) in enumerate(itertools.pairwise(ts)):
         middle = (a + b) / 2
         edges = sorted({a, middle, b, *(s for s in switches if a < s < b)})
-        for start, end in itertools.pairwise(edges):
-            early = end <= middle
-            yield Piece(k if early else k + 1, start, end, end - a if early else b - start)
+        both = list(itertools.pairwise(edges))
+        early = sum(end <= middle for _, end in both)
+        for i, (start, end) in enumerate(both):
+            way = both[: i + 1] if i < early else both[i:][::-1]
+            yield Piece(k if i < early else k + 1, start, end, tuple(way))
 
 
-def _increments(field: VelocityField, mu0: Particles, far: Tensor, pieces: list[Piece], p: float) -> Tensor:
-    """By how much the a-priori log C grows in each piece, (pieces, *batch)."""
-    R0 = mu0.x.norm(dim=-1).masked_fill(mu0.w == 0, 0).amax(-1) + far
+def _beforehand(field: VelocityField, mu0: Particles, far: Tensor, pieces: list[Piece], p: float) -> APriori:
+    """The a-priori bound at the ends of the pieces."""
+    R0 = (mu0.x.norm(dim=-1).masked_fill(mu0.w == 0, 0).amax(-1) + far).clamp(min=TINY)
     ts = [pieces[0].start, *(piece.end for piece in pieces)]
-    known = a_priori(field, R0, t0=ts[0], t1=ts[-1], ts=ts, p=p).log_C
-    return torch.where(torch.isfinite(known[1:]), known.diff(dim=0), torch.inf)
+    return a_priori(field, R0, t0=ts[0], t1=ts[-1], ts=ts, p=p)
+
+
+def _increment(least: Tensor, most: Tensor) -> Tensor:
+    """most - least, rounded up: next to a large log C, what is added later would be lost."""
+    return torch.where(torch.isfinite(most), most - least + 1e-10 * most, torch.inf)
+
+
+def _insist(traj: Trajectory, w: Tensor, before: APriori) -> None:
+    """Refuse runs that the field cannot have made: no token moves further than the radius R' = sup grows."""
+    R = before.radius[torch.searchsorted(before.ts, traj.ts.cpu())]
+    x = torch.stack([mu.coords[0].detach() for mu in traj.measures]).cpu()
+    moved = x.diff(dim=0).norm(dim=-1).masked_fill(w.cpu() == 0, 0).amax(-1)
+    allowed = torch.nan_to_num(R.diff(dim=0), nan=torch.inf)
+    bad = moved > SLACK * allowed + 1e-9 * R[1:]
+    if bool(bad.any()):
+        k = int(bad.reshape(len(bad), -1).any(1).nonzero()[0])
+        shown = f"a run in which a token moves by {float(moved[k].max()):.6g} after t = {float(traj.ts[k]):g}"
+        rule = f"the field cannot move it by more than {float(allowed[k].max()):.6g}"
+        checks.fail("traj", shown, rule, "pass the field of this run, which must be one without noise")
 
 
 class State(NamedTuple):
@@ -178,28 +211,44 @@ def _advance(
 def _largest(field: VelocityField, state: Measure, piece: Piece, tube: Tensor, p: float) -> Rates:
     """The largest rates in the tube around mu, while weights vary and mu moves."""
     mu: Particles = checks.instance(state, Particles, "mu").at([c.detach() for c in state.coords])
-    found = [_rates(field, mu, t, tube, piece.away, p) for t in _moments(field, piece, mu)]
-    return Rates(*(torch.stack(one).amax(0) for one in zip(*found, strict=True)))
+    rho = tube + _drift(field, mu, piece)
+    near = torch.isfinite(rho)
+    rho = torch.where(near, rho, 0.0)
+    found = [_rates(field, mu, t, rho, p) for t in _moments(field, piece.start, piece.end, mu)]
+    most = (torch.stack(one).amax(0) for one in zip(*found, strict=True))
+    return Rates(*(torch.where(near & ~rate.isnan(), rate, torch.inf) for rate in most))
 
 
-def _moments(field: VelocityField, piece: Piece, mu: Particles) -> list[Tensor]:
-    """Three times within the piece, or one if the weights are the same at all of them."""
-    three = [piece.start + c * (piece.end - piece.start) for c in (1 / 6, 1 / 2, 5 / 6)]
+def _drift(field: VelocityField, mu: Particles, piece: Piece) -> Tensor:
+    """How far the run gets from a save time on its way, (*batch,); infinite if steps are too long to tell."""
+    radius = mu.x.norm(dim=-1).amax(-1).clamp(min=TINY)
+    drift = torch.zeros_like(radius)
+
+    def speed(R: Tensor, ts: list[Tensor]) -> Tensor:
+        return torch.stack([constants(field, R, t).log_sup.exp() for t in ts]).amax(0)
+
+    for a, b in piece.way:
+        ts, R = _moments(field, a, b, mu), (radius + drift).clamp(max=HUGE)
+        slow = speed(R, ts)
+        fast = speed((R + 2 * (b - a) * slow).clamp(max=HUGE), ts)
+        # If fast <= 2 slow, the run stays in that ball, and its speed below fast.
+        drift = drift + (b - a) * torch.where(fast <= 2 * slow, fast, torch.inf)
+    return drift
+
+
+def _moments(field: VelocityField, a: float, b: float, mu: Particles) -> list[Tensor]:
+    """Three times between a and b, or one if the weights are the same at all of them."""
+    three = [a + c * (b - a) for c in (1 / 6, 1 / 2, 5 / 6)]
     ts = [torch.tensor(t, dtype=torch.float64, device=mu.device) for t in three]
     first, *others = (list(field.parameters(t)) for t in ts)
     same = all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
     return ts[1:2] if same else ts
 
 
-def _rates(field: VelocityField, mu: Particles, t: Tensor, tube: Tensor, away: float, p: float) -> Rates:
-    radius = mu.x.norm(dim=-1).amax(-1).clamp(min=TINY)
-    slow = constants(field, radius, t).log_sup.exp()
-    fast = constants(field, radius + 2 * away * slow, t).log_sup.exp()
-    near = (fast <= 2 * slow) & torch.isfinite(tube)  # the run stays in that ball, its speed below fast
-    rho = torch.where(near, tube + away * fast, 0.0)
-    sharp, ball = rates(field, mu, t, rho, p), constants(field, radius + rho, t)
-    known = [torch.minimum(own, _lip(ball, q)) for own, q in zip(sharp, (p, math.inf), strict=True)]
-    return Rates(*(torch.where(near, rate, torch.inf) for rate in known))
+def _rates(field: VelocityField, mu: Particles, t: Tensor, rho: Tensor, p: float) -> Rates:
+    radius = mu.x.norm(dim=-1).amax(-1).clamp(min=TINY) + rho
+    sharp, ball = rates(field, mu, t, rho, p), constants(field, radius, t)
+    return Rates(*(torch.fmin(own, _lip(ball, q)) for own, q in zip(sharp, (p, math.inf), strict=True)))
 
 
 def _lip(ball: Constants, p: float) -> Tensor:

@@ -15,7 +15,7 @@ from scipy.integrate import OdeSolution, solve_ivp
 from torch import Tensor
 
 from otflow import checks
-from otflow.errors import ConvergenceError
+from otflow.errors import ConvergenceError, UnknownBoundError
 from otflow.fields import VelocityField
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.spaces import Euclidean
@@ -190,7 +190,7 @@ def _(mu: Gaussian) -> Tensor:
 def _(mu: Particles) -> Tensor:
     if not isinstance(mu.space, Euclidean):
         rule = "the constants are those of fields on R^d, not of their projections"
-        checks.fail("mu0", repr(mu), rule, "use Euclidean()")
+        checks.fail("mu0", repr(mu), rule, "use Euclidean()", UnknownBoundError)
     norms: Tensor = torch.linalg.vector_norm(mu.x.detach().double(), dim=-1)
     return norms.masked_fill(mu.w == 0, 0.0).amax(-1).cpu()
 

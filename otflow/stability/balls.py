@@ -39,6 +39,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from otflow import checks
+from otflow.errors import UnknownBoundError
 from otflow.fields import (
     L2Attention,
     MultiHead,
@@ -92,7 +93,7 @@ class Constants:
         p = exponent(p)
         if self.order not in (None, p):
             rule = f"no explicit constant is known for Sinkhorn attention except for p = {self.order:g}"
-            checks.fail("p", p, rule, f"pass p={self.order:g}")
+            checks.fail("p", p, rule, f"pass p={self.order:g}", UnknownBoundError)
         averaged = _times(self.log_hardy, torch.tensor(hardy_factor(p), dtype=torch.float64).log())
         return torch.logaddexp(torch.logaddexp(self.log_x, self.log_mu), averaged)
 
@@ -125,7 +126,7 @@ def hardy_factor(p: float) -> float:
 
 def _common(p: float | None, q: float | None) -> float | None:
     if p is not None and q is not None and p != q:
-        checks.fail("order", (p, q), "these constants hold for no common p", "keep the fields apart")
+        checks.fail("order", (p, q), "they hold for no common p", "keep the fields apart", UnknownBoundError)
     return q if p is None else p
 
 
@@ -272,7 +273,7 @@ def constants(
     """
     rule = f"no constants are known for {type(field).__name__}"
     shown = f"{checks.instance(field, VelocityField, 'field')!r:.60}"
-    checks.fail("field", shown, rule, "give them with constants.register")
+    checks.fail("field", shown, rule, "give them with constants.register", UnknownBoundError)
 
 
 def _attention(
@@ -281,9 +282,8 @@ def _attention(
     """log R, log |V|, log(|A| R^2), and the time."""
     now = moment(t)
     log_a = now.log_norm("K^T Q", lambda K, Q: K.mT @ Q, field.K, field.Q)
-    log_v = now.log_norm("V", lambda V: V, field.V)
-    r = log_radius(R).to(log_v.device)
-    return r, log_v, log_a + 2 * r, now
+    r = log_radius(R).to(log_a.device)
+    return r, now.log_norm("V", lambda V: V, field.V), log_a + 2 * r, now
 
 
 def _normalised(field: Attention, log_sup: Tensor, log_x: Tensor, log_mu: Tensor) -> Constants:
@@ -384,9 +384,10 @@ def _slope(field: Perceptron, now: Moment) -> Tensor:
 def _at_origin(field: Perceptron, now: Moment) -> Tensor:
     """log |W act(b)|."""
     act = field.activation or (lambda z: z)
+    name = f"W act(b), act {id(field.activation)}"  # blocks with other activations may share W and b
     if field.b is None:
-        return now.log_norm("W act(b)", lambda W: W @ act(W.new_zeros(W.shape[-1], 1)), field.W)
-    return now.log_norm("W act(b)", lambda W, b: W @ act(b)[..., None], field.W, field.b)
+        return now.log_norm(name, lambda W: W @ act(W.new_zeros(W.shape[-1], 1)), field.W)
+    return now.log_norm(name, lambda W, b: W @ act(b)[..., None], field.W, field.b)
 
 
 def _lipschitz(activation: Any) -> float:
@@ -394,6 +395,6 @@ def _lipschitz(activation: Any) -> float:
     kind = type(activation) if isinstance(activation, nn.Module) else activation
     known = LIPSCHITZ.get(kind, getattr(activation, "lipschitz", None))
     if known is None:
-        rule, remedy = "its Lipschitz constant is not known", "state it: activation.lipschitz = 1.0, say"
-        checks.fail("activation", getattr(activation, "__name__", repr(activation)), rule, remedy)
+        shown, rule = getattr(activation, "__name__", repr(activation)), "its Lipschitz constant is not known"
+        checks.fail("activation", shown, rule, "state it: activation.lipschitz = 1, say", UnknownBoundError)
     return checks.positive(known, "activation.lipschitz")

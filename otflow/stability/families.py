@@ -22,7 +22,7 @@ DOUBLINGS, CUTS = 30, 100  # of the step, until the distance is passed, and then
 
 
 def perturbations(
-    mu0: Particles, size: Any, *, p: float = 2.0, rng: int | np.random.Generator
+    mu0: Particles, size: Any, *, p: float = 2.0, rng: int | np.random.Generator = 0
 ) -> dict[str, Particles]:
     """Simple clouds nu0 with d(mu0, nu0) = size: name -> nu0, each with the tokens of mu0 moved.
 

@@ -29,7 +29,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from otflow import checks, kernels
-from otflow.fields import MultiHead, SinkhornAttention, VelocityField
+from otflow.errors import UnknownBoundError
+from otflow.fields import MultiHead, Perceptron, SinkhornAttention, VelocityField
 from otflow.fields.attention import (
     Attention,
     L2Attention,
@@ -82,6 +83,19 @@ def _(field: SumField, mu: Particles, t: Tensor, rho: Tensor, p: float, left: Te
 
 
 @rates.register
+def _(
+    field: Perceptron, mu: Particles, t: Tensor, rho: Tensor, p: float, left: Tensor | None = None
+) -> Rates:
+    """A linear one is known exactly, of others only the norms are used."""
+    if field.activation is not None:
+        unknown: Rates = rates.dispatch(VelocityField)(field, mu, t, rho, p, left)
+        return unknown
+    W, U = (fits(w, name, 2, mu, t) for name, w in (("W", field.W), ("U", field.U)))
+    rate = _largest(W @ U if left is None else left @ W @ U).expand(rho.shape)
+    return Rates(rate, rate)
+
+
+@rates.register
 def _(field: MultiHead, mu: Particles, t: Tensor, rho: Tensor, p: float, left: Tensor | None = None) -> Rates:
     mixes = field.mix or (None,) * len(field.heads)
     both = [_product(left, None if W is None else fits(W, "mix", 2, mu, t)) for W in mixes]
@@ -102,7 +116,8 @@ def _(
 ) -> Rates:
     m = field.weights(t, mu)
     if p != 2:
-        checks.fail("p", p, "for Sinkhorn attention a bound is known in W_2 only", "choose p = 2")
+        rule = "for Sinkhorn attention a bound is known in W_2 only"
+        checks.fail("p", p, rule, "choose p = 2", UnknownBoundError)
     return _of_sinkhorn(field, m if left is None else m._replace(V=left @ m.V), mu, rho)
 
 
@@ -148,9 +163,8 @@ class Head:
 @singledispatch
 def head(field: Attention, m: Weights, mu: Particles) -> Head:
     """The head of an attention field."""
-    checks.fail(
-        "field", repr(field), "no bound on its Jacobian is known", "register one with stability.constants"
-    )
+    rule, remedy = "no bound on its Jacobian is known", "register constants with stability.constants"
+    checks.fail("field", repr(field), rule, remedy, UnknownBoundError)
 
 
 def _bilinear(m: Weights, mu: Particles, kernel: Kernel | None) -> Head:

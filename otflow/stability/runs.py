@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial, singledispatch
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from otflow import checks
 from otflow.driver import flow
 from otflow.fields import VelocityField
 from otflow.measures import Measure, Particles
-from otflow.noise import Noise
+from otflow.noise import IndependentNoise, Noise
 from otflow.stability.families import apart
 from otflow.steppers import Stepper
 from otflow.tangent import align
@@ -34,7 +35,7 @@ class Coupled:
         ts: the save times that both runs reached, (T,).
         start: d(mu_0, nu_0), (*batch,).
         distances: d(mu_t, nu_t) at these times, (T, *batch); NaN for members of which a run ended before.
-        p: the order of the distance.
+        p: the order of the distance; None if it was the user's.
     """
 
     mu: Trajectory
@@ -42,7 +43,7 @@ class Coupled:
     ts: Tensor
     start: Tensor
     distances: Tensor
-    p: float
+    p: float | None
 
     @property
     def ratios(self) -> Tensor:
@@ -54,9 +55,20 @@ class Coupled:
         """The last ratio, (*batch,)."""
         return self.ratios[-1]
 
+    @property
+    def status(self) -> Any:
+        """How the runs ended: "ok", or what the one says that was not; an array of these for a batch."""
+        first, second = np.broadcast_arrays(self.mu.status, self.nu.status)
+        both = np.where(first == "ok", second, first)
+        return both.item() if both.ndim == 0 else both
+
     def __repr__(self) -> str:
         ratio = f"{self.final.item():.6g}" if self.final.ndim == 0 else f"{tuple(self.final.shape)}"
-        return f"Coupled({len(self.ts)} times, p={self.p:g}, final ratio {ratio})"
+        order = "" if self.p is None else f" p={self.p:g},"
+        bad = sorted({str(one) for one in np.atleast_1d(self.status)} - {"ok"})
+        end = f", status {', '.join(bad)}" if bad else ""
+        span = f"[{float(self.ts[0]):g}, {float(self.ts[-1]):g}]"
+        return f"Coupled({len(self.ts)} times in {span},{order} ratio {ratio} at the last{end})"
 
 
 def coupled(
@@ -97,12 +109,14 @@ def coupled(
     >>> of.coupled(mu0, nu0, pull, of.RK4(), t1=1.0, dt=0.5).ratios  # exp(-t)
     tensor([1.0000, 0.6068, 0.3682], dtype=torch.float64)
     """
-    d = _distance(mu0, nu0, exponent(p)) if of is None else of
+    d, order = (_distance(mu0, nu0, exponent(p)), float(p)) if of is None else (of, None)
     (start,) = chain([t0], [(mu0, nu0)], d)
     if not bool((start > 0).all()):
-        checks.fail("nu0", repr(nu0), "it is at distance 0 from mu0", "perturb it, see perturbations")
+        checks.fail(
+            "nu0", repr(nu0), "it is at distance 0 from mu0", "perturb it, see stability.perturbations"
+        )
     if noise is not None:
-        noise = _shared(checks.instance(noise, Noise, "noise"), mu0)
+        noise = _shared(checks.instance(noise, Noise, "noise"), mu0, nu0)
     run = partial(
         flow,
         field=field,
@@ -119,7 +133,7 @@ def coupled(
     ts = _common(mu, nu)
     pairs = zip(mu.measures[: len(ts)], nu.measures[: len(ts)], strict=True)
     distances = chain(ts.tolist(), pairs, d, progress=progress)
-    return Coupled(mu, nu, ts, start, _until(mu.ended.fmin(nu.ended), ts, distances), float(p))
+    return Coupled(mu, nu, ts, start, _until(mu.ended.fmin(nu.ended), ts, distances), order)
 
 
 def _common(mu: Trajectory, nu: Trajectory) -> Tensor:
@@ -149,11 +163,26 @@ def _of_order(mu: Measure, nu: Measure, p: float) -> Distance:
 
 @_of_order.register(Particles)
 def _(mu: Particles, nu: Measure, p: float) -> Distance:
+    _comparable(mu, nu)
     if isinstance(nu, Particles) and _same(mu.w, nu.w) and _same(mu.label, nu.label):
         return partial(apart, p=p)  # small perturbations match by index, which is cheap to check
     if p == 2:
         return geodesic
     return partial(wasserstein if mu.label is None else conditional_wasserstein, p=p)
+
+
+def _comparable(mu: Particles, nu: Measure) -> None:
+    if not isinstance(nu, Particles):
+        checks.fail("nu0", repr(nu), "it is not of the kind of mu0", "pass Particles")
+    if nu.d != mu.d:
+        checks.fail("nu0.d", nu.d, f"mu0 is in dimension {mu.d}", "compare clouds in one space")
+    try:
+        extends = torch.broadcast_shapes(mu.batch, nu.batch) == nu.batch
+    except RuntimeError:
+        extends = False
+    if not extends:
+        rule = f"its batch must extend that of mu0, {tuple(mu.batch)}"
+        checks.fail("nu0.batch", tuple(nu.batch), rule, "give nu0 the axes of mu0, and others in front")
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
@@ -162,8 +191,12 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
     return a.shape[-1] == b.shape[-1] and bool((a == b).all())
 
 
-def _shared(noise: Noise, mu0: Measure) -> Noise:
+def _shared(noise: Noise, mu0: Measure, nu0: Measure) -> Noise:
     """The same noise with its path drawn, so that every run sees it."""
+    count = [one.n if isinstance(one, Particles) else None for one in (mu0, nu0)]
+    if isinstance(noise, IndependentNoise) and count[0] != count[1]:
+        rule = f"runs of {count[0]} and {count[1]} tokens cannot share the noise of each token"
+        checks.fail("noise", repr(noise), rule, "use CommonNoise")
     own = copy(noise)
     own.path, own.rng = noise.bind(mu0), None
     return own

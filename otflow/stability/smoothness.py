@@ -230,7 +230,7 @@ def adversarial_tokens(scores: Any, R: float, n: int, t: float = 0.0) -> Particl
         l > 0:  x_1 = R u,   x_i = R u / 2,   the others prefer x_1 by the factor exp(g), g = l R^2 / 4,
         l < 0:  x_1 = -R u,  x_i = R u,       g = 2 |l| R^2,
 
-    which is the first if l_max > 8 max(0, -l_min). Moving x_1 shows that
+    which is the first if l_max > 8 max(0, -l_min). Moving x_1 shows that, without a mask,
 
         |J| >= sqrt(n - 1) p (1 + (1 - p) g) |Vu|,      p = 1 / (1 + (n - 1) exp(-g)),
 

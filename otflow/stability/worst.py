@@ -124,7 +124,7 @@ def adversary(
 def _tried(tries: Mapping[str, Particles] | None, mu0: Particles) -> dict[str, Particles]:
     """The user's perturbations, if they move the tokens of mu0 and nothing else."""
     out = {}
-    for name, nu in (tries or {}).items():
+    for name, nu in checks.instance({} if tries is None else tries, Mapping, "tries").items():
         out[name] = _moved(plain(checks.instance(nu, Particles, f"tries[{name!r}]")), mu0, name)
         if not bool((apart(mu0, out[name], 2.0) > 0).all()):
             checks.fail(f"tries[{name!r}]", repr(nu), "it is at distance 0 from mu0", "perturb it")

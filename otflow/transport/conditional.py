@@ -144,7 +144,8 @@ def _refuse(unlike: Tensor, batch: torch.Size) -> None:
         f"mass of label {label}" + (f" in member {index} of the batch" if batch else ""),
         f"{ours:.10g} in mu and {theirs:.10g} in nu",
         "the conditional distance is infinite unless both measures have the same law of labels",
-        "repair the labels, or use relaxed_conditional, in which labels move at a price",
+        "repair the labels; relaxed_conditional lets them move at a price, sequence_distance compares "
+        "sequences of different length",
     )
 
 

@@ -35,7 +35,8 @@ def test_a_contraction_contracts_by_the_factor_of_its_steps(p: float) -> None:
     )
     assert run.ts.tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
     assert torch.equal(run.final, run.ratios[-1])
-    assert repr(run) == f"Coupled(5 times, p={p:g}, final ratio {run.final.item():.6g})"
+    assert repr(run) == f"Coupled(5 times in [0, 1], p={p:g}, ratio {run.final.item():.6g} at the last)"
+    assert run.status == "ok"
 
 
 def test_the_distances_are_those_of_assignment_problems() -> None:
@@ -122,7 +123,7 @@ def test_a_family_of_perturbations_is_a_batch(label: Any) -> None:
     for k, e in enumerate(moves):
         alone = coupled(mu, of.Particles(x + e, label=label), field, of.RK4(), **RUN)
         assert torch.allclose(family.ratios[:, k], alone.ratios, rtol=1e-9)
-    assert repr(family) == "Coupled(5 times, p=2, final ratio (4,))"
+    assert repr(family) == "Coupled(5 times in [0, 1], p=2, ratio (4,) at the last)"
 
 
 # --- noise ---------------------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ SQUARE = Given(lambda t, x: x.square())  # x' = x^2 is infinite at t = 1 / x(0)
 def test_runs_are_compared_up_to_the_last_time_that_both_reached() -> None:
     mu, nu = of.Particles([[0.5]]), of.Particles([[1.2]])
     run = coupled(mu, nu, SQUARE, of.Dopri5(), t1=1.5, save_at=[0.25, 0.5, 1.0, 1.5])
-    assert run.nu.status == "blow_up"
+    assert run.status == "blow_up"
     assert run.ts.tolist() == [0.25, 0.5]
     gap = [1 / (1 / 1.2 - t) - 1 / (2 - t) for t in (0.25, 0.5)]
     assert run.distances.tolist() == pytest.approx(gap, rel=1e-4)
@@ -193,7 +194,8 @@ def test_members_of_a_family_that_broke_off_have_no_distance() -> None:
         dt=0.125,
         save_at=[0.5, 1.5],
     )
-    assert run.nu.status.tolist() == ["blow_up", "ok"]
+    assert run.status.tolist() == ["blow_up", "ok"]
+    assert repr(run).endswith("status blow_up)")
     assert run.distances.isnan().tolist() == [[False, False], [True, False]]
 
 
@@ -232,6 +234,16 @@ def test_what_is_no_measure_or_no_noise_is_refused() -> None:
     refused("mu0", mu.x, nu)
     refused("nu0", mu, nu.x)
     refused("noise", mu, nu, noise=0.3)
+
+
+def test_clouds_that_cannot_be_compared_are_refused() -> None:
+    mu, nu = pair()
+    refused("nu0.d = 1: mu0 is in dimension 2", mu, of.Particles(nu.x[:, :1]))
+    refused("its batch must extend that of mu0", of.Particles(torch.stack([mu.x, mu.x])), nu)
+    refused("it is not of the kind of mu0", mu, of.Gaussian([0.0, 0.0], np.eye(2)))
+    few = of.Particles(nu.x[:3])
+    with pytest.raises(of.InputError, match="cannot share the noise of each token"):
+        coupled(mu, few, DECAY, of.Euler(), **RUN, noise=of.IndependentNoise(0.1, rng=0))
 
 
 def test_adaptive_steps_do_not_go_with_noise() -> None:

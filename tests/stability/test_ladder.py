@@ -126,14 +126,110 @@ def test_wrong_arguments_are_named(wrong: dict[str, float], words: str) -> None:
         of.ladder(mu0, of.SoftmaxAttention(EYE, EYE, EYE), **{"t1": 1.0, **wrong})
 
 
-def test_sinkhorn_attention_is_bounded_in_W2_only() -> None:
-    mu0 = of.Particles([[1.0, 0.0], [0.0, 1.0]])
-    with pytest.raises(of.InputError, match="p = 2"):
-        of.ladder(mu0, of.SinkhornAttention(EYE, EYE, EYE), t1=1.0, p=1.0)
-
-
 def test_spheres_are_refused() -> None:
     mu0 = of.Particles([[1.0, 0.0], [0.0, 1.0]], space=of.Sphere())
     traj = of.flow(mu0, of.SoftmaxAttention(EYE, EYE, EYE), of.RK4(), t1=1.0, dt=0.1)
     with pytest.raises(of.InputError, match="Euclidean"):
         of.stability.a_posteriori(traj, of.SoftmaxAttention(EYE, EYE, EYE))
+
+
+# --- without bounds, and what is printed ---------------------------------------------------------------
+
+
+def test_fields_without_constants_get_the_rungs_from_below() -> None:
+    mu0 = cloud((), 5, 2, np.random.default_rng(0), labelled=False)
+    pull = of.SteepestDescent(of.QuadraticPotential(np.diag([1.0, 2.0])), of.Wasserstein())
+    found = of.ladder(mu0, pull, t1=1.0, steps=10)
+    assert list(found.rungs) == ["observed", "adversary"]
+    assert found.a_posteriori is None
+    assert found.a_priori is None
+    assert float(found.rungs["adversary"]) == pytest.approx(-1.0, abs=1e-4)  # exp(-t), along the first axis
+    assert "no upper bound: field = " in str(found)
+    assert "no constants are known for SteepestDescent" in found.unknown
+    assert found.holds()
+
+
+@pytest.mark.parametrize("p", [1.0, 4.0])
+def test_sinkhorn_attention_has_the_rungs_from_below_for_every_order(p: float) -> None:
+    mu0 = cloud((), 4, 2, np.random.default_rng(0), labelled=False)
+    found = of.ladder(mu0, of.SinkhornAttention(EYE, EYE, EYE), t1=0.5, steps=5, p=p)
+    assert list(found.rungs) == ["observed", "adversary"]
+    assert "except for p = 2" in found.unknown
+
+
+def test_spheres_have_the_rungs_from_below() -> None:
+    x = np.random.default_rng(0).standard_normal((4, 3))
+    mu0 = of.Particles(x / np.linalg.norm(x, axis=-1, keepdims=True), space=of.Sphere())
+    eye = np.eye(3)
+    found = of.ladder(mu0, of.SoftmaxAttention(eye, eye, eye), t1=0.5, steps=5)
+    assert list(found.rungs) == ["observed", "adversary"]
+    assert "R^d" in found.unknown
+
+
+def test_single_precision_has_a_size_of_its_own() -> None:
+    x = np.random.default_rng(0).standard_normal((6, 2)).astype(np.float32)
+    eye = np.eye(2, dtype=np.float32)
+    found = of.ladder(of.Particles(x), of.SoftmaxAttention(eye, eye, eye), t1=0.5, steps=5)
+    assert float(found.size) == pytest.approx(256 * 2**-23 * np.linalg.norm(x, axis=-1).max(), rel=1e-6)
+    assert found.worst.isfinite().all()
+
+
+def test_a_linear_perceptron_grows_at_its_logarithmic_norm() -> None:
+    B = np.array([[-1.0, 3.0], [0.0, -2.0]])
+    mu0 = cloud((), 4, 2, np.random.default_rng(0), labelled=False)
+    linear = of.Perceptron(B, np.eye(2), activation=None)
+    found = of.ladder(mu0, linear, t1=0.01, steps=2)
+    top = np.linalg.eigvalsh((B + B.T) / 2)[-1]
+    assert float(found.rungs["a posteriori"]) == pytest.approx(0.01 * top, rel=1e-9)
+    assert float(found.rungs["adversary"]) == pytest.approx(0.01 * top, rel=0.1)
+    assert found.holds()
+
+
+def test_huge_constants_are_printed_as_exponentials() -> None:
+    mu0 = of.Particles([[1.0, 0.0], [0.0, 1.0]])
+    field = of.SoftmaxAttention(EYE, EYE, 1.1 * EYE)
+    table = str(of.ladder(mu0, field, t1=1.0, steps=5)).splitlines()
+    assert len({len(line) for line in table[1:6]}) == 1  # columns do not collide
+    assert table[5].split()[:2] == ["a", "priori"]
+    assert table[5].split()[3].startswith("e^3.65")
+    late = str(of.ladder(mu0, field, t1=3.0, steps=5))
+    assert "e^e^14" in late
+    masked = of.ladder(
+        of.Particles(mu0.x, label=[0, 1]), of.SoftmaxAttention(EYE, EYE, EYE, causal=True), t1=0.5, p=1.0
+    )
+    assert "no constant exists for this p" in str(masked)
+    assert repr(masked).startswith("Ladder(p=1, log C(0.5): observed ")
+
+
+# --- wrong input ---------------------------------------------------------------------------------------
+
+
+def test_mistakes_are_told_before_anything_is_run() -> None:
+    mu0, field = of.Particles([[1.0, 0.0], [0.0, 1.0]]), of.SoftmaxAttention(EYE, EYE, EYE)
+    for message, mu, options in [
+        ("a ladder is about clouds", of.Gaussian([0.0, 0.0], np.eye(2)), {}),
+        ("says nothing of a scale", of.Particles([[0.0, 0.0]]), {}),
+        ("tokens and their perturbations reach to", mu0, {"R0": 0.5}),
+        ("one per member is needed", mu0, {"size": [1e-3, 1e-4]}),
+        ("the order of a distance", mu0, {"p": 0.5}),
+        ("R0", mu0, {"R0": math.nan}),
+    ]:
+        with pytest.raises(of.InputError, match=message):
+            of.ladder(mu, field, t1=1.0, **options)
+    with pytest.raises(of.InputError, match="t1"):
+        of.ladder(mu0, field, t1="1")  # type: ignore[arg-type]
+    with pytest.raises(of.InputError, match="VelocityField"):
+        of.ladder(mu0, "softmax", t1=1.0)  # type: ignore[arg-type]
+    with pytest.raises(of.InputError, match="tries"):
+        of.adversary(mu0, field, of.RK4(), t1=1.0, dt=0.1, size=1e-3, tries=[mu0])  # type: ignore[arg-type]
+
+
+def test_a_run_that_the_field_did_not_make_has_no_bound() -> None:
+    mu0, field = of.Particles([[1.0, 0.0], [0.0, 1.0]]), of.SoftmaxAttention(EYE, EYE, EYE)
+    noisy = of.flow(mu0, field, of.Euler(), t1=1.0, dt=0.02, noise=of.CommonNoise(1.0, rng=0))
+    other = of.flow(mu0, of.SoftmaxAttention(EYE, EYE, 3 * EYE), of.RK4(), t1=1.0, dt=0.02)
+    for run in (noisy, other):
+        with pytest.raises(of.InputError, match="the field cannot move it by more than"):
+            of.a_posteriori(run, field, size=1e-3)
+    with pytest.raises(of.InputError, match="one per member is needed"):
+        of.a_posteriori(of.flow(mu0, field, of.RK4(), t1=1.0, dt=0.02), field, size=[1.0, 2.0])
