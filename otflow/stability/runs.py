@@ -47,7 +47,7 @@ class Coupled:
 
     @property
     def ratios(self) -> Tensor:
-        """d(mu_t, nu_t) / d(mu_0, nu_0), (T, *batch): what a stability estimate bounds."""
+        """What a stability estimate bounds, d(mu_t, nu_t) / d(mu_0, nu_0), (T, *batch)."""
         return self.distances / self.start
 
     @property

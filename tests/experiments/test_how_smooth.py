@@ -9,39 +9,8 @@ import pytest
 
 import otflow as of
 from otflow.experiments import how_smooth as experiment
-from otflow.experiments.base import Result, Verdict
 from otflow.stability.local import local_constant
 from otflow.stability.smoothness import adversarial_tokens
-
-
-@pytest.fixture(scope="module")
-def result() -> Result:
-    fractions: list[float] = []
-    found = experiment.run(quick=True, progress=lambda f, _: fractions.append(f))
-    assert fractions == sorted(fractions)
-    assert all(0 <= f <= 1 for f in fractions)
-    return found
-
-
-def test_every_claim_holds(result: Result) -> None:
-    assert [claim for claim in result.claims if claim.verdict is not Verdict.HOLDS] == []
-
-
-def test_no_two_claims_say_the_same(result: Result) -> None:
-    statements = [claim.statement for claim in result.claims]
-    assert len(set(statements)) == len(statements)
-
-
-def test_figures_can_be_written_and_all_axes_have_something_on_them(result: Result, tmp_path: object) -> None:
-    for name, figure in result.figures.items():
-        figure.savefig(f"{tmp_path}/{name}.svg")
-        assert all(ax.lines for ax in figure.axes)  # type: ignore[attr-defined]
-
-
-def test_the_data_are_finite(result: Result) -> None:
-    for array in result.data.values():
-        assert array.size
-        assert np.isfinite(array).all()
 
 
 def test_tokens_in_a_small_ball_do_not_grow_like_the_root_of_n() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -14,38 +12,6 @@ from scipy.stats import kstest
 
 import otflow as of
 from otflow.experiments import masked_stability, masked_stability_limits, mean_field_limit
-from otflow.experiments.base import Result
-
-MODULES = (masked_stability, mean_field_limit)
-every = pytest.mark.parametrize("module", MODULES, ids=("masked-stability", "mean-field-limit"))
-
-
-@cache
-def result(module: ModuleType) -> Result:
-    out: Result = module.run(quick=True, progress=lambda _, __: None)
-    return out
-
-
-@every
-def test_every_claim_holds_and_no_two_say_the_same(module: ModuleType) -> None:
-    claims = result(module).claims
-    assert [c.statement for c in claims if c.verdict != "holds"] == []
-    assert len({c.statement for c in claims}) == len(claims)
-
-
-@every
-def test_the_figures_have_titles_and_something_drawn_on_all_axes(module: ModuleType) -> None:
-    for figure in result(module).figures.values():
-        for ax in figure.axes:  # type: ignore[attr-defined]
-            assert ax.get_title()
-            assert ax.lines or ax.collections
-
-
-@every
-def test_the_data_are_finite(module: ModuleType) -> None:
-    data = result(module).data
-    assert all(np.isfinite(values).all() for values in data.values())
-
 
 # --- masked stability ----------------------------------------------------------------------------------
 
