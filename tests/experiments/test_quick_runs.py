@@ -37,7 +37,7 @@ def test_a_quick_run_is_right(module: ModuleType, tmp_path: Path) -> None:
         figure.savefig(f"{tmp_path}/{name}.svg")
         axes = figure.axes  # type: ignore[attr-defined]
         assert all(ax.lines or ax.patches or ax.collections for ax in axes)
-        assert all(ax.get_title() or ax.get_ylabel() for ax in axes)
+        assert all(ax.get_title() or ax.get_xlabel() for ax in axes)
 
     for array in result.data.values():
         assert array.size
