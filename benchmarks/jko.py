@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,20 +20,10 @@ import scipy.fft
 import torch
 from scipy.linalg import sqrtm
 from scipy.optimize import minimize
+from timing import timed
 
 import otflow as of
 from otflow import closed_forms
-
-
-def timed(f: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
-    """The best of a few times, and what came out."""
-    best, out = float("inf"), None
-    for _ in range(repeats):
-        start = time.perf_counter()
-        out = f()
-        best = min(best, time.perf_counter() - start)
-    return best, out
-
 
 # --- Gaussians -----------------------------------------------------------------------------------------
 

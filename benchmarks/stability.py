@@ -14,27 +14,16 @@ from __future__ import annotations
 
 import resource
 import sys
-import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
+from timing import timed
 from torch import Tensor
 
 import otflow as of
 from otflow.stability.local import local_constant
 from otflow.stability.smoothness import data_bound
-
-
-def timed(f: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
-    """The best of a few times, and what came out."""
-    best, out = float("inf"), None
-    for _ in range(repeats):
-        start = time.perf_counter()
-        out = f()
-        best = min(best, time.perf_counter() - start)
-    return best, out
 
 
 def problem(n: int, d: int, scale: float = 1.0) -> tuple[of.SoftmaxAttention, of.Particles, list[Tensor]]:

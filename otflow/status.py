@@ -27,6 +27,15 @@ def names(codes: Tensor) -> Any:
     return str(table) if codes.ndim == 0 else table
 
 
+def brief(values: Tensor) -> str:
+    """A number for one problem, the shape of the batch for several.
+
+    >>> brief(torch.tensor(0.125)), brief(torch.zeros(2, 3))
+    ('0.125', '(2, 3)')
+    """
+    return f"{values.item():.6g}" if values.ndim == 0 else f"{tuple(values.shape)}"
+
+
 def merge(old: Tensor, new: Tensor | int, where: Tensor) -> Tensor:
     """``new`` where asked for and nothing was wrong yet."""
     return torch.where(where & (old == 0), torch.as_tensor(new, dtype=old.dtype, device=old.device), old)

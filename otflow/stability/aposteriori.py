@@ -11,13 +11,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow import checks, status
 from otflow.errors import UnknownBoundError
 from otflow.fields import VelocityField
 from otflow.measures import Measure, Particles
 from otflow.spaces import Euclidean
 from otflow.stability.apriori import APriori, a_priori
 from otflow.stability.balls import Constants, constants
+from otflow.stability.families import farthest, per_member
 from otflow.stability.rates import Rates, rates
 from otflow.trajectory import Trajectory
 from otflow.transport.pairs import exponent
@@ -51,9 +52,7 @@ class APosteriori:
     p: float
 
     def __repr__(self) -> str:
-        last = self.log_C[-1]
-        shown = f"{last.item():.6g}" if last.ndim == 0 else tuple(last.shape)
-        return f"APosteriori(p={self.p:g}, log C({self.ts[-1]:g}) = {shown})"
+        return f"APosteriori(p={self.p:g}, log C({self.ts[-1]:g}) = {status.brief(self.log_C[-1])})"
 
 
 def a_posteriori(
@@ -90,7 +89,7 @@ def a_posteriori(
     """
     mu0, p = _admit(traj), exponent(p)
     size = _given(size, "size", mu0)
-    start = size / mu0.w.masked_fill(mu0.w == 0, 1).amin(-1) ** (1 / p)
+    start = farthest(mu0, size, p)
     far = start if reach is None else _given(reach, "reach", mu0)
     state = State(torch.zeros_like(size), torch.zeros_like(size), start if reach is None else None, far)
     pieces = list(_pieces(traj.ts.tolist(), field.switches))
@@ -117,14 +116,10 @@ def _admit(traj: Trajectory) -> Particles:
 
 
 def _given(value: float | Tensor, name: str, mu: Particles) -> Tensor:
-    a = checks.tensor(value, name).to(mu.x).detach()
+    a = per_member(value, name, mu)
     if bool((a < 0).any()):
         checks.fail(name, value, "a distance is not negative", "pass a number >= 0")
-    try:
-        return a.expand(mu.batch)
-    except RuntimeError:
-        rule = f"one per member is needed, {tuple(mu.batch)}"
-        checks.fail(f"{name}.shape", tuple(a.shape), rule, "reshape it")
+    return a
 
 
 class Piece(NamedTuple):

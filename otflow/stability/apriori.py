@@ -19,7 +19,8 @@ from otflow.errors import ConvergenceError, UnknownBoundError
 from otflow.fields import VelocityField
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.spaces import Euclidean
-from otflow.stability.balls import Constants, Kept, Moment, Radius, constants
+from otflow.stability.balls import Constants, constants
+from otflow.stability.moments import Kept, Moment, Radius
 from otflow.transport.pairs import exponent
 
 Array = NDArray[np.float64]

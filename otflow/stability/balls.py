@@ -28,9 +28,8 @@ the plan is that of the scores minus its projection on sums f(x) + g(y) in L2 of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from copy import copy
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from functools import singledispatch
 from typing import Any
 
@@ -52,7 +51,7 @@ from otflow.fields import (
 )
 from otflow.fields.attention import Attention
 from otflow.fields.base import SumField
-from otflow.fields.weights import Layers, Weight
+from otflow.stability.moments import Mixed, Moment, Radius, log_radius, moment
 from otflow.transport.pairs import exponent
 
 ZERO = torch.tensor(-math.inf, dtype=torch.float64)  # the logarithm of a constant that is not there
@@ -139,106 +138,6 @@ def _times(*logs: Tensor) -> Tensor:
 def _log1p(log_x: Tensor) -> Tensor:
     """log(1 + x)."""
     return torch.logaddexp(torch.zeros_like(log_x), log_x)
-
-
-# --- where and when ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Radius:
-    """A radius by its logarithm, (*batch,): flows outgrow floating point."""
-
-    log: Tensor
-
-
-@dataclass(eq=False)
-class Kept:
-    """Norms of weights that do not change while they are kept, and whether others were asked for."""
-
-    norms: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
-    varied: bool = False
-
-
-class Moment:
-    """A time, and norms of weights at it; those that are the same at all times ``kept`` is for are kept."""
-
-    def __init__(self, t: Tensor, kept: Kept | None = None) -> None:
-        self._t, self.kept = t, Kept() if kept is None else kept
-
-    @property
-    def t(self) -> Tensor:
-        """The time; who asks for it is taken to vary with it."""
-        self.kept.varied = True
-        return self._t
-
-    def log_norm(self, name: str, make: Callable[..., Tensor], *weights: Weight) -> Tensor:
-        """log |make(*weights)|, the spectral norm of a matrix (*batch, m, n); (*batch,).
-
-        ``name`` tells apart what is made of the same weights.
-        """
-        key = (name, *weights)
-        if key not in self.kept.norms:
-            steady = all(_steady(w) for w in weights)
-            value = _log_norm(name, make, [w(self._t if steady else self.t) for w in weights])
-            if not steady:
-                return value
-            self.kept.norms[key] = value
-        return self.kept.norms[key]
-
-
-def _log_norm(name: str, make: Callable[..., Tensor], values: list[Tensor]) -> Tensor:
-    try:
-        made = make(*(value.double() for value in values))
-    except RuntimeError:
-        shapes = ", ".join(str(tuple(value.shape)) for value in values)
-        checks.fail(f"shapes in {name}", shapes, "they do not fit together", "reshape the weights")
-    norm: Tensor = torch.linalg.matrix_norm(checks.finite(made, name), 2)
-    return norm.log()
-
-
-@singledispatch
-def _steady(w: Weight) -> bool:
-    """Whether it is the same at all times between two switches."""
-    return not w.varies
-
-
-_steady.register(Layers, lambda w: True)
-
-
-@dataclass(frozen=True)
-class Mixed(Weight):
-    """W V, the values of a head in a field with several."""
-
-    W: Weight
-    V: Weight
-
-    def __call__(self, t: Tensor) -> Tensor:
-        return self.W(t) @ self.V(t)
-
-
-@_steady.register
-def _(w: Mixed) -> bool:
-    return _steady(w.W) and _steady(w.V)
-
-
-def log_radius(R: float | Tensor | Radius) -> Tensor:
-    """log R, for functions that are registered with `constants`."""
-    if isinstance(R, Radius):
-        return R.log
-    R = checks.tensor(R, "R")
-    if not bool((R > 0).all()):
-        checks.fail("R", R.min().item(), "a ball has a radius > 0", "pass the largest |x| of the tokens")
-    return R.double().log()
-
-
-def moment(t: float | Tensor | Moment) -> Moment:
-    """The time, for functions that are registered with `constants`."""
-    if isinstance(t, Moment):
-        return t
-    t = checks.tensor(t, "t")
-    if t.ndim:
-        checks.fail("t.shape", tuple(t.shape), "one time is needed", "call constants for each of them")
-    return Moment(t.double())
 
 
 # --- fields --------------------------------------------------------------------------------------------
@@ -354,7 +253,8 @@ def _(field: SumField, R: Any, t: Any = 0.0) -> Constants:
 
 # --- the feed-forward block ------------------------------------------------------------------------------
 
-GELU = 1.1289930686588  # the slope of its approximation by tanh at 1.4185, rounded up; its own is 1.1289041
+GELU = (1 + math.erf(1)) / 2 + math.exp(-1) / math.sqrt(math.pi)  # its slope at sqrt(2)
+TANH = 1.1289930686588  # the slope of its approximation by tanh at 1.4185, rounded up
 SILU = 1.09983932012887  # its slope at 2.39935728, where x tanh(x / 2) = 2, rounded up
 ONE = (torch.relu, torch.tanh, torch.sin, torch.cos, functional.relu, functional.leaky_relu, functional.elu)
 LIPSCHITZ: dict[Any, float] = {
@@ -362,6 +262,7 @@ LIPSCHITZ: dict[Any, float] = {
     **dict.fromkeys((torch.sigmoid, nn.Sigmoid), 0.25),
     **dict.fromkeys((functional.silu, nn.SiLU), SILU),
     **dict.fromkeys((functional.gelu, nn.GELU), GELU),
+    "tanh": TANH,
 }
 
 
@@ -393,6 +294,8 @@ def _at_origin(field: Perceptron, now: Moment) -> Tensor:
 def _lipschitz(activation: Any) -> float:
     """That of a known activation, or its own attribute ``lipschitz``."""
     kind = type(activation) if isinstance(activation, nn.Module) else activation
+    if isinstance(activation, nn.GELU) and activation.approximate != "none":
+        kind = activation.approximate
     known = LIPSCHITZ.get(kind, getattr(activation, "lipschitz", None))
     if known is None:
         shown, rule = getattr(activation, "__name__", repr(activation)), "its Lipschitz constant is not known"

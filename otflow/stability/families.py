@@ -93,18 +93,27 @@ def plain(mu0: Particles) -> Particles:
 
 def sizes(size: Any, mu0: Particles) -> Tensor:
     """One positive distance per member, (*batch,)."""
-    far = checks.tensor(size, "size").detach().to(mu0.x)
-    try:
-        far = far.expand(mu0.batch)
-    except RuntimeError:
-        checks.fail(
-            "size.shape", tuple(far.shape), f"one per member is needed, {tuple(mu0.batch)}", "reshape it"
-        )
+    far = per_member(size, "size", mu0)
     if not bool((far > 64 * rounding(mu0)).all()):
         checks.fail(
             "size", f"{size!r:.60}", "a distance > 0 is needed, above the rounding of positions", "enlarge it"
         )
     return far
+
+
+def per_member(value: Any, name: str, mu: Particles) -> Tensor:
+    """A number, or one for each member of the batch of mu, (*batch,)."""
+    a = checks.tensor(value, name).detach().to(mu.x)
+    try:
+        return a.expand(mu.batch)
+    except RuntimeError:
+        rule = f"one per member is needed, {tuple(mu.batch)}"
+        checks.fail(f"{name}.shape", tuple(a.shape), rule, "reshape it")
+
+
+def farthest(mu: Particles, size: Tensor, p: float) -> Tensor:
+    """How far a token can be moved by e with (sum_i w_i |e_i|^p)^(1/p) = size, (*batch,)."""
+    return size / mu.w.masked_fill(mu.w == 0, 1).amin(-1) ** (1 / p)
 
 
 def rounding(mu: Particles) -> Tensor:

@@ -38,8 +38,7 @@ class LocalConstant:
     status: Any
 
     def __repr__(self) -> str:
-        value = f"{self.value.item():.6g}" if self.value.ndim == 0 else f"{tuple(self.value.shape)}"
-        return f"LocalConstant({value}, residual {float(self.residual.max()):.1g})"
+        return f"LocalConstant({status.brief(self.value)}, residual {float(self.residual.max()):.1g})"
 
 
 def local_constant(

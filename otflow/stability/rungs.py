@@ -18,7 +18,7 @@ from otflow.fields import VelocityField
 from otflow.measures import Particles
 from otflow.stability.aposteriori import APosteriori, a_posteriori
 from otflow.stability.apriori import APriori, a_priori, support_radius
-from otflow.stability.families import perturbations, sizes
+from otflow.stability.families import farthest, per_member, perturbations, sizes
 from otflow.stability.runs import coupled
 from otflow.stability.worst import Adversary, adversary
 from otflow.steppers import RK4, Stepper
@@ -198,7 +198,7 @@ def _beforehand(
 ) -> tuple[APriori | None, str]:
     """The a-priori bound, or the reason why there is none."""
     t0, t1, steps = times
-    far = size / mu0.w.masked_fill(mu0.w == 0, 1).amin(-1) ** (1 / p)
+    far = farthest(mu0, size, p)
     try:
         R = _ball(mu0, support_radius(mu0).to(far) + far, R0)
         return a_priori(field, R, t1=t1, t0=t0, ts=np.linspace(t0, t1, steps + 1), p=p), ""
@@ -209,7 +209,7 @@ def _beforehand(
 def _ball(mu0: Particles, needed: Tensor, R0: Any) -> Tensor:
     if R0 is None:
         return needed
-    given = checks.tensor(R0, "R0").to(mu0.x)
+    given = per_member(R0, "R0", mu0)
     if bool((given < needed).any()):
         checks.fail(
             "R0",
@@ -217,4 +217,4 @@ def _ball(mu0: Particles, needed: Tensor, R0: Any) -> Tensor:
             f"tokens and their perturbations reach to {float(needed.max()):.6g}",
             "choose a larger radius, or leave it out",
         )
-    return given.expand(needed.shape)
+    return given

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow import checks, status
 from otflow.driver import flow
 from otflow.fields import VelocityField
 from otflow.measures import Measure, Particles
@@ -63,11 +63,10 @@ class Coupled:
         return both.item() if both.ndim == 0 else both
 
     def __repr__(self) -> str:
-        ratio = f"{self.final.item():.6g}" if self.final.ndim == 0 else f"{tuple(self.final.shape)}"
         order = "" if self.p is None else f" p={self.p:g},"
         bad = sorted({str(one) for one in np.atleast_1d(self.status)} - {"ok"})
         end = f", status {', '.join(bad)}" if bad else ""
-        span = f"[{float(self.ts[0]):g}, {float(self.ts[-1]):g}]"
+        span, ratio = f"[{float(self.ts[0]):g}, {float(self.ts[-1]):g}]", status.brief(self.final)
         return f"Coupled({len(self.ts)} times in {span},{order} ratio {ratio} at the last{end})"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow import checks, status
 from otflow.fields import VelocityField
 from otflow.measures import Particles
 from otflow.spaces import norm
@@ -57,8 +57,9 @@ class Adversary:
         return self.ratio.log() / self.span
 
     def __repr__(self) -> str:
-        ratio = f"{self.ratio.item():.6g}" if self.ratio.ndim == 0 else f"{tuple(self.ratio.shape)}"
-        return f"Adversary(ratio={ratio}, p={self.p:g}, {len(self.observed)} families tried)"
+        return (
+            f"Adversary(ratio={status.brief(self.ratio)}, p={self.p:g}, {len(self.observed)} families tried)"
+        )
 
 
 def adversary(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +20,34 @@ from otflow.experiments import (
     stability,
 )
 from otflow.experiments.base import Result, Verdict
+from otflow.experiments.stability_cases import FIELDS
 
-MODULES = (aggregation, gradient_flows, how_smooth, jko_ou, masked_stability, mean_field_limit, stability)
+
+def titled(ax: Any) -> bool:
+    return bool(ax.get_title() and (ax.lines or ax.collections))
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__.rpartition(".")[-1])
+def titled_lines(ax: Any) -> bool:
+    return bool(ax.get_title() and ax.lines)
+
+
+def labelled(ax: Any) -> bool:
+    """Panels below others have no title of their own."""
+    return bool((ax.get_title() or ax.get_xlabel()) and (ax.lines or ax.patches or ax.collections))
+
+
+PANELS: dict[ModuleType, tuple[int, Callable[[Any], bool]]] = {  # how many figures, and what their axes have
+    aggregation: (1, titled),
+    gradient_flows: (2, labelled),
+    how_smooth: (3, titled_lines),
+    jko_ou: (1, titled),
+    masked_stability: (4, titled),
+    mean_field_limit: (3, titled),
+    stability: (2, titled_lines),
+}
+
+
+@pytest.mark.parametrize("module", PANELS, ids=lambda m: m.__name__.rpartition(".")[-1])
 def test_a_quick_run_is_right(module: ModuleType, tmp_path: Path) -> None:
     fractions: list[float] = []
     result: Result = module.run(quick=True, progress=lambda f, _: fractions.append(f))
@@ -33,12 +58,33 @@ def test_a_quick_run_is_right(module: ModuleType, tmp_path: Path) -> None:
     statements = [claim.statement for claim in result.claims]
     assert len(set(statements)) == len(statements)
 
+    many, full = PANELS[module]
+    assert len(result.figures) == many
     for name, figure in result.figures.items():
         figure.savefig(f"{tmp_path}/{name}.svg")
-        axes = figure.axes  # type: ignore[attr-defined]
-        assert all(ax.lines or ax.patches or ax.collections for ax in axes)
-        assert all(ax.get_title() or ax.get_xlabel() for ax in axes)
+        assert all(full(ax) for ax in figure.axes)  # type: ignore[attr-defined]
 
     for array in result.data.values():
         assert array.size
         assert np.isfinite(array).all()
+    OF_ITS_OWN.get(module, lambda _: None)(result)
+
+
+def every_ladder_is_in_order(result: Result) -> None:
+    panels = result.figures["ladders"].axes  # type: ignore[attr-defined]
+    assert [ax.get_title() for ax in panels] == list(FIELDS)
+    for name in FIELDS:
+        observed, worst, after, before = result.data[f"rungs-{name.replace(' ', '-')}"]
+        assert observed <= worst <= after <= before
+
+
+def exact_jko_has_less_than_two_thirds_of_the_published_error_in_every_dimension(result: Result) -> None:
+    data = result.data
+    means = dict(zip(data["dimensions"].tolist(), data["divergence_JKO"].mean(1).tolist(), strict=True))
+    assert all(mean < jko_ou.PUBLISHED[d] / 1.5 for d, mean in means.items())
+
+
+OF_ITS_OWN: dict[ModuleType, Callable[[Result], None]] = {
+    jko_ou: exact_jko_has_less_than_two_thirds_of_the_published_error_in_every_dimension,
+    stability: every_ladder_is_in_order,
+}

@@ -26,7 +26,7 @@ def test_a_huge_constant_of_an_early_layer_does_not_hide_what_comes_later() -> N
     found = of.ladder(of.Particles([[-1.0], [0.3], [1.0]]), field, t1=2.0, steps=200)
     assert float(found.rungs["a priori"]) > 1e20
     assert 1.0 < float(found.rungs["adversary"]) < float(found.rungs["a posteriori"]) < 3.0
-    assert found.holds()
+    assert found.holds(1e-9)
 
 
 @pytest.mark.parametrize("mirrored", [False, True])
@@ -51,7 +51,7 @@ def test_blocks_that_share_weights_have_their_own_constants() -> None:
     mu0 = of.Particles([[1.0], [0.9]])
     found = of.ladder(mu0, field, t1=0.36, steps=200)
     assert float(found.rungs["adversary"]) > 0.3
-    assert found.holds()
+    assert found.holds(1e-9)
     reach = of.a_priori(blocks, mu0=mu0, t1=1.0).radius[-1]
     assert float(reach) == pytest.approx(1 + 100, rel=1e-3)
 

@@ -17,7 +17,8 @@ from torch import Tensor
 import otflow as of
 from otflow.errors import ConvergenceError
 from otflow.stability.apriori import APriori, a_priori, support_radius
-from otflow.stability.balls import ZERO, Constants, constants, log_radius, moment
+from otflow.stability.balls import ZERO, Constants, constants
+from otflow.stability.moments import log_radius, moment
 
 EYE = torch.eye(2, dtype=torch.float64)
 
