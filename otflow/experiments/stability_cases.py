@@ -36,7 +36,7 @@ FIELDS: dict[str, Maker] = {
     "softmax": lambda b, d, rng: of.SoftmaxAttention(*_qkv(b, d, rng, 1.0)),
     "L2": lambda b, d, rng: of.L2Attention(*_qkv(b, d, rng, 0.8)),
     "sigmoid": lambda b, d, rng: of.SigmoidAttention(*_qkv(b, d, rng, 1.5)),
-    "unnormalised": lambda b, d, rng: of.UnnormalisedAttention(*_qkv(b, d, rng, 0.35)),
+    "unnormalised": lambda b, d, rng: of.UnnormalisedAttention(*_qkv(b, d, rng, 0.5)),
     "multi-head": lambda b, d, rng: _heads(b, d, rng),
     "Sinkhorn": lambda b, d, rng: _sinkhorn(*_qkv(b, d, rng, 1.0)),
     "masked softmax": lambda b, d, rng: of.SoftmaxAttention(*_qkv(b, d, rng, 1.0), causal=True),

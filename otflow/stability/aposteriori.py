@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -43,6 +43,7 @@ class APosteriori:
         tube: how far a token of nu can be from its partner in mu, (T, *batch).
         size: the length |e|_p up to which this holds, (*batch,).
         p: the order of the distance.
+        a_priori: the bound beforehand, on the smallest ball that contains all these nu_0, at the same times.
     """
 
     ts: Tensor
@@ -50,9 +51,11 @@ class APosteriori:
     tube: Tensor
     size: Tensor
     p: float
+    a_priori: APriori
 
     def __repr__(self) -> str:
-        return f"APosteriori(p={self.p:g}, log C({self.ts[-1]:g}) = {status.brief(self.log_C[-1])})"
+        own, before = (status.brief(bound.log_C[-1]) for bound in (self, self.a_priori))
+        return f"APosteriori(p={self.p:g}, log C({self.ts[-1]:g}) = {own}, a priori {before})"
 
 
 def a_posteriori(
@@ -83,9 +86,8 @@ def a_posteriori(
     >>> I = torch.eye(2, dtype=torch.float64)
     >>> field, mu0 = of.SoftmaxAttention(I, I, -I), of.Particles([[1.0, 0.0], [0.0, 1.0]])
     >>> traj = of.flow(mu0, field, of.RK4(), t1=1.0, dt=0.05)
-    >>> after, before = of.a_posteriori(traj, field), of.a_priori(field, mu0=mu0, t1=1.0)
-    >>> f"{after.log_C[-1]:.2f} {before.log_C[-1]:.2e}"
-    '1.54 1.40e+06'
+    >>> of.a_posteriori(traj, field)
+    APosteriori(p=2, log C(1) = 1.53956, a priori 1.40489e+06)
     """
     mu0, p = _admit(traj), exponent(p)
     size = _given(size, "size", mu0)
@@ -94,7 +96,8 @@ def a_posteriori(
     state = State(torch.zeros_like(size), torch.zeros_like(size), start if reach is None else None, far)
     pieces = list(_pieces(traj.ts.tolist(), field.switches))
     before = _beforehand(field, mu0, far, pieces, p)
-    _insist(traj, mu0.w, before)
+    known = _at(before, traj.ts)
+    _insist(traj, mu0.w, known)
     logs, tubes = [state.log_p], [state.tube]
     for piece, least, most in zip(pieces, before.log_C[:-1], before.log_C[1:], strict=True):
         state = _advance(state, piece, traj, field, _increment(least, most), p)
@@ -102,7 +105,7 @@ def a_posteriori(
         if piece.end == float(traj.ts[len(logs)]):
             logs.append(state.log_p)
             tubes.append(state.tube)
-    return APosteriori(traj.ts, torch.stack(logs), torch.stack(tubes), size, p)
+    return APosteriori(traj.ts, torch.stack(logs), torch.stack(tubes), size, p, known)
 
 
 def _admit(traj: Trajectory) -> Particles:
@@ -149,14 +152,20 @@ def _beforehand(field: VelocityField, mu0: Particles, far: Tensor, pieces: list[
     return a_priori(field, R0, t0=ts[0], t1=ts[-1], ts=ts, p=p)
 
 
+def _at(before: APriori, ts: Tensor) -> APriori:
+    """The same bound at some of its times."""
+    rows = torch.searchsorted(before.ts, ts.cpu())
+    return replace(before, ts=ts, log_radius=before.log_radius[rows], log_log_C=before.log_log_C[rows])
+
+
 def _increment(least: Tensor, most: Tensor) -> Tensor:
     """most - least, rounded up: next to a large log C, what is added later would be lost."""
     return torch.where(torch.isfinite(most), most - least + 1e-10 * most, torch.inf)
 
 
-def _insist(traj: Trajectory, w: Tensor, before: APriori) -> None:
+def _insist(traj: Trajectory, w: Tensor, known: APriori) -> None:
     """Refuse runs that the field cannot have made: no token moves further than the radius R' = sup grows."""
-    R = before.radius[torch.searchsorted(before.ts, traj.ts.cpu())]
+    R = known.radius
     x = torch.stack([mu.coords[0].detach() for mu in traj.measures]).cpu()
     moved = x.diff(dim=0).norm(dim=-1).masked_fill(w.cpu() == 0, 0).amax(-1)
     allowed = torch.nan_to_num(R.diff(dim=0), nan=torch.inf)

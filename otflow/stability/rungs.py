@@ -18,10 +18,12 @@ from otflow.fields import VelocityField
 from otflow.measures import Particles
 from otflow.stability.aposteriori import APosteriori, a_posteriori
 from otflow.stability.apriori import APriori, a_priori, support_radius
+from otflow.stability.balls import constants
 from otflow.stability.families import farthest, per_member, perturbations, sizes
 from otflow.stability.runs import coupled
 from otflow.stability.worst import Adversary, adversary
 from otflow.steppers import RK4, Stepper
+from otflow.trajectory import Trajectory
 from otflow.transport.pairs import exponent
 
 
@@ -164,13 +166,13 @@ def ladder(
     _admit(mu0, field)
     t0, t1, p = checks.number(t0, "t0"), checks.number(t1, "t1"), exponent(p)
     dt, size = (t1 - t0) / steps, _size(mu0, size)
-    before, unknown = _beforehand(mu0, field, size, R0, p, (t0, t1, steps))
+    R, unknown = _ball(mu0, field, size, R0, p, t0)
     tried = perturbations(mu0, size, p=p, rng=rng)
     found = adversary(mu0, field, stepper, t1=t1, dt=dt, t0=t0, size=size, p=p, tries=tried, rng=rng)
     family = mu0.at([torch.stack([*(nu0.x for nu0 in tried.values()), found.nu0.x])])
     run = coupled(mu0, family, field, stepper, t1=t1, dt=dt, t0=t0, p=p)
     logs = dict(zip(tried, run.ratios.log().unbind(1), strict=False))
-    after = None if before is None else a_posteriori(run.mu, field, size=size, p=p)
+    after, before = (None, None) if unknown else _bounds(run.mu, field, size, R, p)
     worst = run.ratios[:, -1].log()
     fine = coupled(mu0, found.nu0, field, stepper, t1=t1, dt=dt / 2, t0=t0, p=p, save_at=[t1])
     error = (worst[-1] - fine.final.log()).abs()
@@ -193,28 +195,29 @@ def _size(mu0: Particles, size: Any) -> Tensor:
     return radius * max(1e-6, 256 * torch.finfo(mu0.dtype).eps)
 
 
-def _beforehand(
-    mu0: Particles, field: VelocityField, size: Tensor, R0: Any, p: float, times: tuple[float, float, int]
-) -> tuple[APriori | None, str]:
-    """The a-priori bound, or the reason why there is none."""
-    t0, t1, steps = times
-    far = farthest(mu0, size, p)
+def _ball(
+    mu0: Particles, field: VelocityField, size: Tensor, R0: Any, p: float, t0: float
+) -> tuple[Tensor | None, str]:
+    """A radius if it was given, and the reason why no bound is known, if none is: before anything is run."""
     try:
-        R = _ball(mu0, support_radius(mu0).to(far) + far, R0)
-        return a_priori(field, R, t1=t1, t0=t0, ts=np.linspace(t0, t1, steps + 1), p=p), ""
+        needed = support_radius(mu0).to(size) + farthest(mu0, size, p)
+        constants(field, needed, t0).log_lip(p)
     except UnknownBoundError as error:
         return None, str(error)
-
-
-def _ball(mu0: Particles, needed: Tensor, R0: Any) -> Tensor:
     if R0 is None:
-        return needed
+        return None, ""
     given = per_member(R0, "R0", mu0)
     if bool((given < needed).any()):
-        checks.fail(
-            "R0",
-            R0,
-            f"tokens and their perturbations reach to {float(needed.max()):.6g}",
-            "choose a larger radius, or leave it out",
-        )
-    return given
+        reach = f"tokens and their perturbations reach to {float(needed.max()):.6g}"
+        checks.fail("R0", R0, reach, "choose a larger radius, or leave it out")
+    return given, ""
+
+
+def _bounds(
+    traj: Trajectory, field: VelocityField, size: Tensor, R0: Tensor | None, p: float
+) -> tuple[APosteriori, APriori]:
+    after = a_posteriori(traj, field, size=size, p=p)
+    if R0 is None:
+        return after, after.a_priori
+    t0, t1 = float(traj.ts[0]), float(traj.ts[-1])
+    return after, a_priori(field, R0, t1=t1, t0=t0, ts=traj.ts, p=p)
