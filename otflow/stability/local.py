@@ -13,6 +13,7 @@ from otflow import checks, status
 from otflow.errors import ConvergenceError, NotFiniteError
 from otflow.fields import VelocityField
 from otflow.measures import Particles
+from otflow.stability.krylov import largest, orthonormal
 from otflow.tangent import Tangent, as_tangent
 
 
@@ -80,14 +81,17 @@ def local_constant(
     if checks.count(basis, "basis") < 4:
         checks.fail("basis", basis, "at least four directions are needed", "leave it at 12")
     strict, max_iter = checks.raises(on_failure), checks.count(max_iter, "max_iter")
-    found = _lanczos(J, _first(J, rng, start), tol, max_iter, max(2, min(basis, mu.n * mu.d)))
-    late = found.residual > tol
+    V = _start(J, rng, start)
+    found, steps = largest(J, V, J.push(V), 1, tol=tol, max_iter=max_iter, room=basis)
+    sigma = found.s[..., 0]
+    residual = found.residuals[..., 0] / torch.where(sigma > 0, sigma, 1.0)  # J = 0 needs no direction
+    late = residual > tol
     ended = status.names(torch.where(late, status.code("max_iter"), status.code("ok")))
-    u, image = (J.tangent(y) for y in (found.u, found.image))
-    result = LocalConstant(found.sigma, u, image, found.residual, found.steps, ended)
+    u, image = J.tangent(found.right), J.tangent(found.left * found.s[..., None, :])
+    result = LocalConstant(sigma, u, image, residual, steps, ended)
     if strict and bool(late.any()):
         raise ConvergenceError(
-            f"local_constant: residual {float(found.residual.max()):.1g} after {found.steps} steps, tol = "
+            f"local_constant: residual {float(residual.max()):.1g} after {steps} steps, tol = "
             f"{tol:g}; raise max_iter or basis, relax tol, or pass on_failure='return' for a lower bound.",
             result,
         )
@@ -103,7 +107,7 @@ def detached(mu: Particles) -> Particles:
 
 
 class Jacobian(NamedTuple):
-    """J on flat vectors sqrt(w) u, (*batch, n d), where L2(mu) is Euclidean and J* is the transpose."""
+    """J on columns sqrt(w) u, (*batch, n d, k), where L2(mu) is Euclidean and J* is the transpose."""
 
     field: VelocityField
     mu: Particles
@@ -114,21 +118,23 @@ class Jacobian(NamedTuple):
         return self.mu.w.detach().sqrt()[..., None]
 
     def flat(self, u: Tangent) -> Tensor:
-        """sqrt(w) u."""
-        return (self.root * self.mu.tangent(u)[0].detach()).reshape(*self.mu.batch, -1)
+        """sqrt(w) u, one column."""
+        return (self.root * self.mu.tangent(u)[0].detach()).reshape(*self.mu.batch, -1, 1)
 
     def tangent(self, y: Tensor) -> Tangent:
-        """u, of sqrt(w) u."""
+        """u, of the column sqrt(w) u."""
         return self.mu.tangent(Tangent([y.reshape(self.mu.x.shape) / self.root]))
 
-    def push(self, y: Tensor) -> Tensor:
-        """J y."""
-        return self._finite(self.field.jvp(self.t, self.mu, self.tangent(y)))
+    def push(self, V: Tensor) -> Tensor:
+        """J V."""
+        moved = (self.field.jvp(self.t, self.mu, self.tangent(y)) for y in V.unbind(-1))
+        return torch.cat([self._finite(u) for u in moved], -1)
 
-    def pull(self, y: Tensor) -> Tensor:
-        """J* y: `vjp` maps covectors, which have weights, to covectors."""
-        covector = self.tangent(y) * self.mu.w.detach()
-        return self._finite(self.mu.sharp(self.field.vjp(self.t, self.mu, covector)))
+    def pull(self, W: Tensor) -> Tensor:
+        """J* W: `vjp` maps covectors, which have weights, to covectors."""
+        covectors = (self.tangent(y) * self.mu.w.detach() for y in W.unbind(-1))
+        pulled = (self.mu.sharp(self.field.vjp(self.t, self.mu, c)) for c in covectors)
+        return torch.cat([self._finite(u) for u in pulled], -1)
 
     def _finite(self, u: Tangent) -> Tensor:
         if not bool(torch.isfinite(u[0]).all()):
@@ -136,63 +142,16 @@ class Jacobian(NamedTuple):
         return self.flat(u)
 
 
-def _first(J: Jacobian, rng: int | np.random.Generator, start: Tangent | None) -> list[Tensor]:
-    """The flat vectors to start from."""
+def _start(J: Jacobian, rng: int | np.random.Generator, start: Tangent | None) -> Tensor:
+    """Orthonormal columns to start from, a random one and perhaps that of the user."""
     noise = np.random.default_rng(rng).standard_normal(J.mu.x.shape)
-    ways = [Tangent([torch.from_numpy(noise).to(J.mu.x)])]
-    if start is not None:
-        ways.insert(0, as_tangent(start, "start", J.mu.shapes()))
-    return [J.flat(u) for u in ways]
+    V = _unit(J.flat(Tangent([torch.from_numpy(noise).to(J.mu.x)])))
+    if start is None:
+        return V
+    own = J.flat(as_tangent(start, "start", J.mu.shapes()))
+    return torch.cat([V, orthonormal(own, V)], -1)
 
 
-class Found(NamedTuple):
-    """The best direction so far: flat u and Ju, |Ju|, and how far it is from singular."""
-
-    u: Tensor
-    image: Tensor
-    sigma: Tensor
-    residual: Tensor
-    steps: int
-
-
-def _lanczos(J: Jacobian, first: list[Tensor], tol: float, max_iter: int, room: int) -> Found:
-    """Rayleigh and Ritz on a growing basis U with images Z = JU, enlarged by the residual of the best."""
-    U, Z = (torch.zeros_like(first[0])[..., None, :].repeat_interleave(room, -2) for _ in range(2))
-    for i, r in enumerate(first):
-        _enlarge(J, U, Z, i, r)
-    k, steps = len(first), 1
-    while True:
-        Y = torch.linalg.eigh(Z[..., :k, :] @ Z[..., :k, :].mT).eigenvectors.flip(-1)
-        found, r = _best(J, U[..., :k, :], Z[..., :k, :], Y[..., 0], steps)
-        if steps == max_iter or bool((found.residual <= tol).all()):
-            return found
-        if k == room:  # thick restart
-            k = room // 2
-            for W in (U, Z):
-                W[..., :k, :] = Y[..., :k].mT @ W
-        _enlarge(J, U, Z, k, r)
-        k, steps = k + 1, steps + 1
-
-
-def _enlarge(J: Jacobian, U: Tensor, Z: Tensor, k: int, r: Tensor) -> None:
-    """The part of r that is orthogonal to the first k rows of U becomes the next one; zero if it has none."""
-    for _ in range(3):  # the first pass may leave rounding only, which the others make orthogonal
-        r = _unit(r)
-        r = r - ((r[..., None, :] @ U[..., :k, :].mT) @ U[..., :k, :])[..., 0, :]
-    spent = torch.linalg.vector_norm(r, dim=-1, keepdim=True) < 0.5
-    U[..., k, :] = torch.where(spent, 0.0, _unit(r))
-    Z[..., k, :] = J.push(U[..., k, :])
-
-
-def _unit(r: Tensor) -> Tensor:
-    length = torch.linalg.vector_norm(r, dim=-1, keepdim=True)
-    return r / torch.where(length > 0, length, 1.0)
-
-
-def _best(J: Jacobian, U: Tensor, Z: Tensor, y: Tensor, steps: int) -> tuple[Found, Tensor]:
-    """The combination y of the basis, and J*z - sigma u where Ju = sigma z."""
-    u, image = ((y[..., None, :] @ W)[..., 0, :] for W in (U, Z))
-    sigma = torch.linalg.vector_norm(image, dim=-1)
-    r = J.pull(_unit(image)) - sigma[..., None] * u
-    scale = torch.where(sigma > 0, sigma, 1.0)  # J = 0 needs no direction
-    return Found(u, image, sigma, torch.linalg.vector_norm(r, dim=-1) / scale, steps), r
+def _unit(V: Tensor) -> Tensor:
+    length = torch.linalg.vector_norm(V, dim=-2, keepdim=True)
+    return V / torch.where(length > 0, length, 1.0)

@@ -17,6 +17,7 @@ from otflow.errors import ConvergenceError, DerivativeError, FlowError
 from otflow.fields import VelocityField
 from otflow.fields.base import load_forward_mode
 from otflow.measures import Gaussian, Measure, Particles
+from otflow.stability.krylov import largest
 from otflow.steppers import Stepper
 from otflow.tangent import Tangent, as_tangent
 from otflow.trajectory import Trajectory
@@ -294,7 +295,7 @@ def singular_values(
     """
     loud, k = checks.raises(on_failure), checks.count(k, "k")
     checks.positive(tol, "tol"), checks.count(max_iter, "max_iter")
-    found = krylov(Propagator(mu0, field, stepper, t1=t1, dt=dt, t0=t0), k, tol, max_iter, rng)
+    found = spectrum(Propagator(mu0, field, stepper, t1=t1, dt=dt, t0=t0), k, tol, max_iter, rng)
     if loud and bool((found.codes > 0).any()):
         worst = float((found.residuals / found.values[..., :1]).max())
         raise ConvergenceError(
@@ -305,68 +306,32 @@ def singular_values(
     return found
 
 
-def krylov(prop: Propagator, k: int, tol: float, max_iter: int, rng: int | np.random.Generator) -> Spectrum:
+def spectrum(prop: Propagator, k: int, tol: float, max_iter: int, rng: int | np.random.Generator) -> Spectrum:
     """`singular_values` of a propagator, converged or not."""
-    N, mu = _size(prop.mu0), prop.mu0
+    N, mu, J = _size(prop.mu0), prop.mu0, Columns(prop)
     if k > N:
         checks.fail("k", k, f"there are {N} coordinates", f"choose k <= {N}")
     if prop.small:
         V, W = torch.eye(N, dtype=mu.dtype, device=mu.device).expand(*mu.batch, N, N), prop.whole
     else:
-        V, W = _start(prop, N, k, rng)
-    best, turn = _ritz(prop, V, W, k), 1
-    while bool(best.open(tol).any()) and turn < max_iter and V.shape[-1] < N:
-        new = _orthonormal(best.rest, V)
-        V, W = torch.cat([V, new], -1), torch.cat([W, _image(prop, new)], -1)
-        best, turn = _ritz(prop, V, W, k), turn + 1
+        normal = torch.from_numpy(np.random.default_rng(rng).standard_normal((*mu.batch, N, k)))
+        V = torch.linalg.qr(normal.to(mu.coords[0])).Q
+        W = J.push(V)
+    best, rounds = largest(J, V, W, k, tol=tol, max_iter=max_iter)
     codes = torch.where(best.open(tol), status.code("max_iter"), status.code("ok"))
     initial, final = mu.tangent(prop.tangents(best.right)), prop.tangents(best.left)
-    return Spectrum(best.s, initial, final, best.residuals, codes, turn, prop.span)
+    return Spectrum(best.s, initial, final, best.residuals, codes, rounds, prop.span)
 
 
-def _start(prop: Propagator, N: int, k: int, rng: int | np.random.Generator) -> tuple[Tensor, Tensor]:
-    """k random directions and their images."""
-    mu = prop.mu0
-    normal = torch.from_numpy(np.random.default_rng(rng).standard_normal((*mu.batch, N, k)))
-    V = torch.linalg.qr(normal.to(mu.coords[0])).Q
-    return V, _image(prop, V)
+class Columns(NamedTuple):
+    """DPhi between `isometric` coordinates."""
 
+    prop: Propagator
 
-def _image(prop: Propagator, V: Tensor) -> Tensor:
-    return prop.isometric(prop.push(prop.tangents(V)))
+    def push(self, V: Tensor) -> Tensor:
+        """DPhi V."""
+        return self.prop.isometric(self.prop.push(self.prop.tangents(V)))
 
-
-class Ritz(NamedTuple):
-    """Approximate singular triples, DPhi right = s left, and rest = DPhi* left - s right."""
-
-    s: Tensor  # (*batch, k)
-    right: Tensor  # (*batch, N, k)
-    left: Tensor  # (*batch, N, k)
-    rest: Tensor  # (*batch, N, k)
-
-    @property
-    def residuals(self) -> Tensor:
-        norms: Tensor = torch.linalg.vector_norm(self.rest, dim=-2)
-        return norms
-
-    def open(self, tol: float) -> Tensor:
-        """Which members are not yet found, (*batch,)."""
-        return (self.residuals > tol * self.s[..., :1]).any(-1)
-
-
-def _ritz(prop: Propagator, V: Tensor, W: Tensor, k: int) -> Ritz:
-    """The best k triples with right vectors in the span of V, given its image W."""
-    Q, R = torch.linalg.qr(W)
-    U, s, Zt = torch.linalg.svd(R, full_matrices=False)
-    s, right, left = s[..., :k], V @ Zt[..., :k, :].mT, Q @ U[..., :k]
-    pulled = prop.isometric(prop.pull(prop.tangents(left)))
-    return Ritz(s, right, left, pulled - right * s[..., None, :])
-
-
-def _orthonormal(block: Tensor, V: Tensor) -> Tensor:
-    """An orthonormal basis of a block, orthogonal to V; columns for which there is no room are 0."""
-    for _ in range(3):  # the first round finds the directions, the others make up for what rounding left
-        block = torch.linalg.qr(block - V @ (V.mT @ block)).Q
-    block = block - V @ (V.mT @ block)
-    size = torch.linalg.vector_norm(block, dim=-2, keepdim=True)
-    return torch.where(size > 0.999, block / size.clamp(min=0.5), torch.zeros_like(block))
+    def pull(self, W: Tensor) -> Tensor:
+        """DPhi* W."""
+        return self.prop.isometric(self.prop.pull(self.prop.tangents(W)))

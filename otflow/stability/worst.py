@@ -16,7 +16,7 @@ from otflow.fields import VelocityField
 from otflow.measures import Particles
 from otflow.spaces import norm
 from otflow.stability.families import apart, length, perturbations, plain, reach, sizes
-from otflow.stability.propagator import Propagator, krylov
+from otflow.stability.propagator import Propagator, spectrum
 from otflow.steppers import Stepper
 from otflow.tangent import Tangent, align
 from otflow.transport.pairs import exponent, power_mean
@@ -220,7 +220,7 @@ def _choose(which: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 def _linear(search: Search, rng: np.random.Generator) -> tuple[Tangent, Tensor, Tensor]:
     """A tangent u with the largest |DPhi u|_p / |u|_p, that number, and its relative residual."""
-    first = krylov(search.prop, 1, TOL, ROUNDS, rng)
+    first = spectrum(search.prop, 1, TOL, ROUNDS, rng)
     if search.p == 2:
         s, rest = first.values[..., 0], first.residuals[..., 0]
         return first.initial.map(lambda a: a[0]), s, torch.where(rest > 0, rest / s, 0.0)
