@@ -31,7 +31,7 @@ and find one of the many configurations of a disc that are stable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +42,7 @@ import otflow as of
 from otflow import closed_forms
 from otflow.experiments import aggregation_draw as draw
 from otflow.experiments.base import Claim, Progress, Result
+from otflow.experiments.fits import slope
 
 SEED = 3
 JKO98 = "Jordan, Kinderlehrer, Otto 1998"
@@ -196,17 +197,11 @@ def _apart(a: of.Trajectory, b: of.Trajectory) -> float:
     return float((a.final.coords[0] - b.final.coords[0]).square().sum(-1).mean().sqrt())
 
 
-def _slope(n: Sequence[float], values: Sequence[float]) -> float:
-    return float(np.polyfit(np.log(n), np.log(values), 1)[0])
-
-
 def _ring_claims(ring: Run, behind: dict[float, Behind]) -> list[Claim]:
     x, source = ring.x[-1], f"{RINGS}; minimum of a function of moments, see the text"
     far = (x.norm(dim=-1) - closed_forms.ring_radius(4, 2)).abs().max()
     covariance = x.mT @ x / len(x)
-    orders = [
-        _slope(list(behind), [getattr(b, name) for b in behind.values()]) for name in Behind._fields[:2]
-    ]
+    orders = [slope(list(behind), [getattr(b, name) for b in behind.values()]) for name in Behind._fields[:2]]
     balance = of.balance_order([b.balance for b in behind.values()])
     return [
         Claim.at_most("ring: every particle ends 1/sqrt(3) from the centre (largest difference)",
@@ -276,7 +271,7 @@ def _disc_claims(discs: dict[int, Run]) -> list[Claim]:
     return moments + [
         Claim.within(f"disc: {word} like N^-0.5 (slope)",
                      f"{SWARMS}; neighbours are N^-0.5 apart",
-                     low=-0.65, high=-0.35, measured=_slope(list(last), values))
+                     low=-0.65, high=-0.35, measured=slope(list(last), values))
         for word, values in rates.items()
     ]  # fmt: skip
 

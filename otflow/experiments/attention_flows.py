@@ -21,6 +21,7 @@ from torch import Tensor
 
 import otflow as of
 from otflow.experiments.base import Claim, Progress, Result
+from otflow.experiments.fits import slope
 
 PAPER = "Castin, Ablin, Carrillo, Peyré 2025"
 EPS = 2.0
@@ -209,7 +210,7 @@ def _fluctuations(
 
 
 def _slope(spread: dict[int, float]) -> float:
-    return float(np.polyfit(np.log(list(spread)), np.log(list(spread.values())), 1)[0])
+    return slope(list(spread), list(spread.values()))
 
 
 def _rate_claims(spread: dict[str, dict[int, float]]) -> list[Claim]:

@@ -29,6 +29,7 @@ from torch import Tensor
 import otflow as of
 from otflow import closed_forms
 from otflow.experiments.base import Claim, Progress, Result
+from otflow.experiments.fits import slope
 
 PAPER = "Castin, Ablin, Carrillo, Peyré 2025"
 SEED = 4
@@ -130,7 +131,7 @@ def _spread(error: Tensor) -> tuple[float, float]:
 
 
 def _slope(found: dict[int, tuple[float, float]]) -> float:
-    return float(np.polyfit(np.log(list(found)), np.log([value for value, _ in found.values()]), 1)[0])
+    return slope(list(found), [value for value, _ in found.values()])
 
 
 def _rate_claims(errors: dict[str, dict[int, tuple[float, float]]]) -> list[Claim]:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 import otflow as of
 from otflow.experiments.base import Claim, Progress, Result
+from otflow.experiments.fits import slope
 from otflow.stability.local import local_constant
 from otflow.stability.smoothness import (
     adversarial_tokens,
@@ -140,10 +141,10 @@ def reached() -> Peaks:
 # --- claims --------------------------------------------------------------------------------------------
 
 
-def slope(n: Any, values: Any) -> float:
+def exponent(n: Any, values: Any) -> float:
     """The exponent of n, from n = 30 on, where n and n - 1 are alike."""
     keep = np.asarray(n) >= 30
-    return float(np.polyfit(np.log(np.asarray(n)[keep]), np.log(np.asarray(values)[keep]), 1)[0])
+    return slope(np.asarray(n)[keep], np.asarray(values)[keep])
 
 
 def _growth_claims(curves: dict[str, Curve], ns: tuple[int, ...]) -> list[Claim]:
@@ -153,7 +154,7 @@ def _growth_claims(curves: dict[str, Curve], ns: tuple[int, ...]) -> list[Claim]
             PAPER,
             low=0.49,
             high=0.51,
-            measured=slope(ns, curve.adversarial),
+            measured=exponent(ns, curve.adversarial),
         )
         for name, curve in curves.items()
     ]
@@ -162,7 +163,7 @@ def _growth_claims(curves: dict[str, Curve], ns: tuple[int, ...]) -> list[Claim]
             f"{name}, tokens drawn in the disc: the median constant grows more slowly (slope)",
             f"{PAPER} (the worst case is not the typical one)",
             bound=0.35,
-            measured=slope(ns, curve.drawn),
+            measured=exponent(ns, curve.drawn),
         )
         for name, curve in curves.items()
     ]

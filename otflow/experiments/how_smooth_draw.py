@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import otflow as of
-from otflow.experiments.how_smooth import NARROW, SIGNS, many, slope
+from otflow.experiments.how_smooth import NARROW, SIGNS, exponent, many
 from otflow.stability.smoothness import ball_bound, discrete_bound, mean_field_bound
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def growth(curves: dict[str, Curve], ns: tuple[int, ...]) -> Any:
 def _pair(ax: Any, ns: tuple[int, ...], curve: Curve, mark: str, suffix: str) -> None:
     style = {"markersize": 4, "linewidth": 1.2}
     for values, colour, what in ((curve.adversarial, BLUE, "adversarial"), (curve.drawn, GREEN, "drawn")):
-        label = f"{what}{suffix}, slope {slope(ns, values):.2f}"
+        label = f"{what}{suffix}, slope {exponent(ns, values):.2f}"
         ax.loglog(ns, values, mark, color=colour, label=label, **style)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from otflow.experiments.base import Claim
+from otflow.experiments.fits import slope
 
 JKO98 = "Jordan, Kinderlehrer, Otto 1998"
 
@@ -46,4 +45,4 @@ def order(errors: dict[float, float]) -> float:
     >>> round(order({0.1: 0.02, 0.2: 0.08}), 9)
     2.0
     """
-    return float(np.polyfit(np.log(list(errors)), np.log(list(errors.values())), 1)[0])
+    return slope(list(errors), list(errors.values()))

@@ -39,6 +39,7 @@ from scipy.special import iv
 import otflow as of
 from otflow.experiments import masked_stability_draw as draw
 from otflow.experiments.base import Claim, Progress, Result
+from otflow.experiments.fits import slope
 from otflow.experiments.masked_stability_limits import Limits, average_claim, limit_claims, longer
 from otflow.stability.apriori import a_priori
 from otflow.stability.runs import coupled
@@ -331,7 +332,6 @@ def reordered(n: int) -> Orders:
 
 def _order_claims(found: Orders) -> list[Claim]:
     source = f"{PAPER}, Theorem 3.4, in the conditional distance"
-    slope = float(np.polyfit(np.log(found.offsets), np.log(found.ratios), 1)[0])
     return [
         Claim.at_most(
             "the same tokens in the reverse order: W_2 at t = 0",
@@ -351,7 +351,7 @@ def _order_claims(found: Orders) -> list[Claim]:
             source,
             low=-1.05,
             high=-0.95,
-            measured=slope,
+            measured=slope(found.offsets, found.ratios),
         ),
     ]
 

@@ -8,6 +8,7 @@ import numpy as np
 from scipy.special import iv
 
 import otflow as of
+from otflow.experiments.fits import slope
 
 if TYPE_CHECKING:
     from otflow.experiments.masked_stability import Estimate, Growth, Orders
@@ -134,7 +135,7 @@ def limits(found: Limits) -> Any:
 
 
 def _rates(ax: Any, n: np.ndarray, values: np.ndarray, style: str, name: str) -> None:
-    from otflow.experiments.masked_stability_limits import TIMES, slope
+    from otflow.experiments.masked_stability_limits import TIMES
 
     for t, column, colour in zip(TIMES, values.T, of.plot.COLOURS, strict=False):
         ax.plot(n, column, style, ms=4, color=colour, label=f"{name}t = {t:g}: slope {slope(n, column):.2f}")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import otflow as of
 from otflow.experiments.base import Claim
+from otflow.experiments.fits import slope
 from otflow.transport.sequences import positions, sequence_distance
 
 PAPER = "Castin, Ablin, Carrillo, Peyré 2025"
@@ -95,15 +96,6 @@ def fibred(labels: int, atoms: int) -> of.Particles:
     s = positions(labels)
     x = (4 * s).sin()[:, None] / 2 + positions(atoms) - 0.5
     return of.Particles(x.reshape(-1, 1), label=s.repeat_interleave(atoms))
-
-
-def slope(n: Array, values: Array) -> float:
-    """The exponent of a power law, fitted by least squares.
-
-    >>> slope(np.array([1.0, 2.0]), np.array([1.0, 0.5]))
-    -1.0
-    """
-    return float(np.polyfit(np.log(n), np.log(values), 1)[0])
 
 
 def limit_claims(found: Limits) -> list[Claim]:

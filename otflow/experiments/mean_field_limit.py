@@ -36,6 +36,7 @@ from torch import Tensor
 import otflow as of
 from otflow.experiments import mean_field_limit_draw as draw
 from otflow.experiments.base import Claim, Progress, Result
+from otflow.experiments.fits import slope
 from otflow.stability.apriori import a_priori
 from otflow.transport.sequences import positions
 
@@ -211,15 +212,6 @@ def _stack(values: Iterable[Tensor]) -> Array:
 
 
 # --- claims ------------------------------------------------------------------------------------------
-
-
-def slope(n: Array, values: Array) -> float:
-    """The exponent of a power law, fitted by least squares.
-
-    >>> slope(np.array([1.0, 2.0]), np.array([1.0, 0.5]))
-    -1.0
-    """
-    return float(np.polyfit(np.log(n), np.log(values), 1)[0])
 
 
 def _slope_claims(found: dict[str, dict[str, Rates]]) -> list[Claim]:

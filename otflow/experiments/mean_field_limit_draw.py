@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import otflow as of
+from otflow.experiments.fits import slope
 
 if TYPE_CHECKING:
     from otflow.experiments.mean_field_limit import Rates, Sample, Setting
@@ -38,7 +39,7 @@ def rates(found: Found) -> Any:
 
 
 def _panel(ax: Any, one: Rates, setting: Setting) -> None:
-    from otflow.experiments.mean_field_limit import TIMES, slope
+    from otflow.experiments.mean_field_limit import TIMES
 
     for t, values, colour in zip(TIMES, one.median.T, of.plot.COLOURS, strict=False):
         label = f"t = {t:g}: slope {slope(one.n, values):.2f}"

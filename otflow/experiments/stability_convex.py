@@ -41,6 +41,7 @@ from otflow.closed_forms import (
     softmax_sensitivity,
 )
 from otflow.experiments.base import Claim
+from otflow.experiments.fits import slope
 from otflow.stability.runs import coupled
 
 AGS = "Ambrosio, Gigli, Savaré 2008, Theorem 11.2.1"
@@ -305,19 +306,15 @@ def exact_on_line(left: Array) -> dict[str, Array]:
     }
 
 
-def _slope(x: Array, y: Array) -> float:
-    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
-
-
 def _blow_up_claims(p: Parting) -> list[Claim]:
     defects = {name: float(np.abs(y / p.exact[name] - 1).max()) for name, y in p.observed.items()}
     factor, last = float(softmax_blow_up_sensitivity(S0, A)), float(p.left[-1])
     return [
         Claim.equal("softmax, line: deviations part like (1 - t/t*)^-1.5 (slope)",
-                    CASTIN, predicted=-1.5, measured=_slope(p.left, p.observed["softmax"]), atol=1e-4),
+                    CASTIN, predicted=-1.5, measured=slope(p.left, p.observed["softmax"]), atol=1e-4),
         Claim.equal("softmax, line: means part like exp(v t) (1 - t/t*)^-0.5 (slope without the exponential)",
                     CASTIN, predicted=-0.5,
-                    measured=_slope(p.left, p.observed["mean"] * np.exp(p.left - 1)), atol=1e-4),
+                    measured=slope(p.left, p.observed["mean"] * np.exp(p.left - 1)), atol=1e-4),
         *(Claim.at_most(f"{name}, line: nearby Gaussians part by the derivative (largest relative defect)",
                         CASTIN, bound=1e-4, measured=defects[name]) for name in FIELDS),
         Claim.at_most("softmax, plane: u e^T + e u^T is not amplified beyond the norm (largest ratio to it)",

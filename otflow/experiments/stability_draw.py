@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,11 +20,12 @@ def ladders(found: Mapping[str, of.Ladder]) -> Any:
     cols = min(5, len(found))
     rows = -(-len(found) // cols)
     fig, axes = of.plot.figure(rows, cols, size=(2.9 * cols, 2.6 * rows))
-    top = max(float(one.rungs["a priori"]) for one in found.values())
+    ends = [float(one.rungs["a priori"]) for one in found.values()]
+    top = max(end for end in (1.0, *ends) if math.isfinite(end))
     low = min(float(log.min()) for one in found.values() for log in (*one.observed.values(), one.worst))
     for k, (ax, (name, one)) in enumerate(zip(axes.flat, found.items(), strict=False)):
         of.plot.ladder(one, ax=ax)
-        ax.set_ylim(1.2 * min(low, -0.05), 3 * max(top, 1.0))
+        ax.set_ylim(1.2 * min(low, -0.05), 3 * top)
         ax.set_title(name, fontsize=9, color=of.plot.INK)
         if k:
             ax.get_legend().remove()

@@ -16,7 +16,7 @@ from otflow.stability.smoothness import adversarial_tokens
 def test_tokens_in_a_small_ball_do_not_grow_like_the_root_of_n() -> None:
     """Scores that are one apart: sqrt(n) ends before n = 30."""
     values = experiment.merged(math.sqrt(0.5), np.array([30.0, 100.0, 300.0]), -1.0)
-    assert experiment.slope([30, 100, 300], values) < 0.1
+    assert experiment.exponent([30, 100, 300], values) < 0.1
 
 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
