@@ -146,6 +146,16 @@ def probability(w: Tensor, name: str, remedy: str) -> Tensor:
     return w / total
 
 
+def generator(rng: int | np.random.Generator, name: str = "rng") -> np.random.Generator:
+    """numpy's generator of random numbers, from a seed or itself; never from the clock."""
+    try:
+        if rng is not None and not isinstance(rng, bool):
+            return np.random.default_rng(rng)
+    except (TypeError, ValueError):
+        pass
+    fail(name, f"{rng!r:.60}", "a seed >= 0 or a numpy.random.Generator is needed", f"pass {name}=0")
+
+
 def function(value: Any, name: str) -> Any:
     """Something that can be called; a class would be made, not asked."""
     if isinstance(value, type):
@@ -178,5 +188,10 @@ def number(value: float, name: str) -> float:
 
 
 def _is_number(value: object) -> bool:
-    """Python's and numpy's numbers; True and False are not meant."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    """Python's and numpy's numbers that fit into a float64; True and False are not meant."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # whole numbers beyond 1e308
+        return False

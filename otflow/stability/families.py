@@ -50,7 +50,7 @@ def perturbations(
     mu0, p = plain(mu0), exponent(p)
     far = sizes(size, mu0)
     family: dict[str, Particles] = {}
-    for name, u in _directions(mu0, np.random.default_rng(rng)).items():
+    for name, u in _directions(mu0, checks.generator(rng)).items():
         if bool((length(mu0, u, p) > 64 * rounding(mu0)).all()):
             nu, reached = reach(mu0, u, far, p)
             family |= {name: nu} if bool(reached.all()) else {}

@@ -144,7 +144,7 @@ class Jacobian(NamedTuple):
 
 def _start(J: Jacobian, rng: int | np.random.Generator, start: Tangent | None) -> Tensor:
     """Orthonormal columns to start from, a random one and perhaps that of the user."""
-    noise = np.random.default_rng(rng).standard_normal(J.mu.x.shape)
+    noise = checks.generator(rng).standard_normal(J.mu.x.shape)
     V = _unit(J.flat(Tangent([torch.from_numpy(noise).to(J.mu.x)])))
     if start is None:
         return V

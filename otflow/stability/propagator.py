@@ -314,7 +314,7 @@ def spectrum(prop: Propagator, k: int, tol: float, max_iter: int, rng: int | np.
     if prop.small:
         V, W = torch.eye(N, dtype=mu.dtype, device=mu.device).expand(*mu.batch, N, N), prop.whole
     else:
-        normal = torch.from_numpy(np.random.default_rng(rng).standard_normal((*mu.batch, N, k)))
+        normal = torch.from_numpy(checks.generator(rng).standard_normal((*mu.batch, N, k)))
         V = torch.linalg.qr(normal.to(mu.coords[0])).Q
         W = J.push(V)
     best, rounds = largest(J, V, W, k, tol=tol, max_iter=max_iter)

@@ -109,7 +109,7 @@ def adversary(
     >>> worst.exponents.round(decimals=5), worst.observed.keys() >= {"random", "rotation"}
     (tensor(1.0000, dtype=torch.float64), True)
     """
-    mu0, p, rng = plain(mu0), exponent(p), np.random.default_rng(rng)
+    mu0, p, rng = plain(mu0), exponent(p), checks.generator(rng)
     far, rounds = sizes(size, mu0), checks.count(max_iter, "max_iter")
     prop = Propagator(mu0, field, stepper, t1=t1, dt=dt, t0=t0)
     search = Search(prop, mu0, mu0.at(prop.final.coords), far, p)

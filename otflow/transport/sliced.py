@@ -68,7 +68,7 @@ def _directions(directions: Any, rng: int | np.random.Generator | None, d: int) 
         k = checks.count(directions, "directions")
         if rng is None:
             checks.fail("rng", None, "random directions need a source", "pass a seed, rng=0, or directions")
-        z = np.random.default_rng(rng).standard_normal((k, d))
+        z = checks.generator(rng).standard_normal((k, d))
         return torch.from_numpy(z / np.linalg.norm(z, axis=-1, keepdims=True))
     theta = checks.tensor(directions, "directions").double()
     if theta.ndim != 2 or theta.shape[-1] != d or not len(theta):

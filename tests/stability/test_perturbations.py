@@ -183,3 +183,9 @@ def test_a_direction_that_moves_nothing_is_refused() -> None:
         scaled(mu, of.Tangent([torch.zeros_like(mu.x)]), 0.1)
     with pytest.raises(of.InputError, match=r"u\.shape"):
         scaled(mu, of.Tangent([mu.x[:2]]), 0.1)
+
+
+@pytest.mark.parametrize("rng", [None, -1, 1.5, "seed", True])
+def test_what_is_no_source_of_randomness_is_refused(rng: Any) -> None:
+    with pytest.raises(of.InputError, match=r"rng = .*a seed >= 0 or a numpy\.random\.Generator"):
+        perturbations(cloud(3, 2), 0.1, rng=rng)
