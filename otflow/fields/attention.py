@@ -26,9 +26,10 @@ from torch import Tensor
 from otflow import checks, kernels
 from otflow.fields.base import Carry, merged_switches
 from otflow.fields.tokens import TokenField
-from otflow.fields.weights import Weight, apply, fits, weight
+from otflow.fields.weights import Weight, act, apply, fits, weight
 from otflow.linalg import product
 from otflow.measures import Gaussian, Measure, Particles
+from otflow.spaces import Sphere
 from otflow.tangent import Tangent
 
 Response = Callable[[Tensor], Tensor]
@@ -187,8 +188,8 @@ class SoftmaxAttention(Attention):
         self, m: Weights, mu: Particles, points: Tensor, mask: kernels.Mask | None, carry: Carry | None
     ) -> tuple[Tensor, Carry | None]:
         # Softmax does not see a common shift of the keys, which saves digits far from the origin.
-        keys = apply(m.K, mu.x - centre(mu, self.causal))
-        out, _ = kernels.attend(apply(m.Q, points), keys, apply(m.V, mu.x), log_weights(mu), mask)
+        keys = act(self.K, m.K, mu.x - centre(mu, self.causal))
+        out, _ = kernels.attend(apply(m.Q, points), keys, act(self.V, m.V, mu.x), log_weights(mu), mask)
         return out, None
 
     def response(self, m: Weights, mu: Gaussian) -> Response:
@@ -241,7 +242,8 @@ class UnnormalisedAttention(Attention):
     def attend(
         self, m: Weights, mu: Particles, points: Tensor, mask: kernels.Mask | None, carry: Carry | None
     ) -> tuple[Tensor, Carry | None]:
-        out, lse = kernels.attend(apply(m.Q, points), apply(m.K, mu.x), apply(m.V, mu.x), mu.w.log(), mask)
+        keys, values = act(self.K, m.K, mu.x), act(self.V, m.V, mu.x)
+        out, lse = kernels.attend(apply(m.Q, points), keys, values, mu.w.log(), mask)
         return torch.exp(lse)[..., None] * out, None
 
 
@@ -265,10 +267,12 @@ def centre(mu: Particles, causal: bool = False) -> Tensor:
     """A point amid the tokens, (*batch, 1, d), from which they are seen with all their digits.
 
     The median, which a few tokens far away do not move; tokens without mass do not count. With a mask it
-    is the first token, which everybody sees, so that the future does not touch the past. Detached: what
-    it is used for does not depend on it.
+    is the first token, which everybody sees, so that the future does not touch the past. On a sphere nobody
+    is far away, and any token will do. Detached: what it is used for does not depend on it.
     """
     x = mu.x.detach()
+    if isinstance(mu.space, Sphere) and not causal:
+        return x[..., :1, :]
     if causal and mu.label is not None:
         rank = mu.label if mu.weights is None else mu.label.masked_fill(mu.weights == 0, math.inf)
         return _take(x, rank.argmin(-1))

@@ -18,6 +18,7 @@ class Weight(ABC):
 
     switches: tuple[float, ...] = ()
     varies: ClassVar[bool] = True
+    unit: bool = False  # whether it is the identity for good, so that products with it can be left out
 
     @abstractmethod
     def __call__(self, t: Tensor) -> Tensor:
@@ -35,6 +36,10 @@ class Constant(Weight):
 
     def __init__(self, value: Tensor) -> None:
         self.value = value
+        square = value.ndim == 2 and value.shape[0] == value.shape[1] and not value.requires_grad
+        self.unit = square and torch.equal(
+            value, torch.eye(len(value), dtype=value.dtype, device=value.device)
+        )
 
     def __call__(self, t: Tensor) -> Tensor:
         return self.value
@@ -164,6 +169,11 @@ def _own(value: Tensor, keep: int, t: Tensor) -> Tensor:
     ):
         return value  # `fits` says what is wrong
     return value[(*grid, *(g if n > 1 else torch.zeros_like(g) for n, g in paired))]
+
+
+def act(w: Weight, matrix: Tensor, x: Tensor) -> Tensor:
+    """M x_i for every token, M the value of the weight w now; x itself if that is the identity for good."""
+    return x if w.unit else apply(matrix, x)
 
 
 def apply(matrix: Tensor, x: Tensor) -> Tensor:
