@@ -51,7 +51,7 @@ _HOME = {  # module -> its public names
     "balance": "EnergyBalance energy_balance balance_order",
     "stability": "coupled Coupled ladder Ladder adversary Adversary a_priori a_posteriori local_constant",
 }
-_MODULES = ("closed_forms", "observables", "plot", "stability")
+_MODULES = ("closed_forms", "observables", "plot", "stability", "systems")
 _WHERE = {name: module for module, names in _HOME.items() for name in names.split()}
 
 __all__ = [
@@ -181,6 +181,7 @@ __all__ = [
     "sliced_wasserstein",
     "solve",
     "stability",
+    "systems",
     "twisted_wasserstein",
     "wasserstein",
 ]
@@ -209,6 +210,7 @@ if TYPE_CHECKING:
     import otflow.observables as observables
     import otflow.plot as plot
     import otflow.stability as stability
+    import otflow.systems as systems
     from otflow.balance import EnergyBalance, balance_order, energy_balance
     from otflow.driver import flow
     from otflow.energies import (

@@ -115,6 +115,36 @@ REGISTRY: dict[str, Entry] = {
         title="How smooth is attention? The root of n, where it ends, and bounds that know of both",
         source="Castin, Ablin, Peyré 2024, arXiv 2312.14820",
     ),
+    "perspective": Entry(
+        module="otflow.experiments.perspective",
+        title="Transformers as interacting particles on the sphere: clusters, energies and phase transitions",
+        source="Geshkovski, Letrouit, Polyanskiy, Rigollet 2025, arXiv 2312.10794",
+    ),
+    "metastability": Entry(
+        module="otflow.experiments.metastability",
+        title="Tokens wait, then merge in pairs: a staircase of the energy, with its times predicted",
+        source="Geshkovski, Koubbi, Polyanskiy, Rigollet 2024, arXiv 2410.06833",
+    ),
+    "clusters": Entry(
+        module="otflow.experiments.clusters",
+        title="The emergence of clusters: Boolean attention, polytopes, hyperplanes, and a slow decay",
+        source="Geshkovski, Letrouit, Polyanskiy, Rigollet 2023, arXiv 2305.05465",
+    ),
+    "perceptron": Entry(
+        module="otflow.experiments.perceptron",
+        title="A perceptron turns the uniform law of repelling tokens into a handful of atoms",
+        source="Álvarez-López, Geshkovski, Ruiz-Balet 2026, arXiv 2601.21366",
+    ),
+    "kde-modes": Entry(
+        module="otflow.experiments.kde_modes",
+        title="Modes of a kernel density estimator: how many, where, and what they have to do with clusters",
+        source="Geshkovski, Rigollet, Sun 2026, arXiv 2412.09080",
+    ),
+    "lost-in-the-middle": Entry(
+        module="otflow.experiments.lost_in_the_middle",
+        title="Lost in the middle: what the last token of a prompt still knows of the others",
+        source="Duerinckx, Geshkovski, Rossi 2026, arXiv 2605.09213",
+    ),
 }
 
 
