@@ -172,12 +172,15 @@ def _conditional(plan: _Plan, j: int, places: Array, u: Array) -> Array:
     """Quantiles (m, n) of the conditional laws at places (n, j), for levels u (m, n)."""
     law = is_law(plan.target(j, places), f"target({j}, y)")
     try:
-        return quantiles(law, u, f"target({j}, y)")
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        rule = f"its methods must broadcast over {len(places)} places ({error})"
+        found = quantiles(law, u, f"target({j}, y)")
+    except InputError:
+        raise
+    except ValueError:
+        found = np.zeros(0)
+    if found.shape != u.shape:
+        rule = f"its methods must broadcast over {len(places)} places"
         checks.fail(f"target({j}, y)", f"{law!r:.60}", rule, "give it arrays of that length, or numbers")
+    return found
 
 
 def _why(plan: _Plan, j: int, places: Array, x: Array, y: Array) -> str | None:

@@ -77,12 +77,13 @@ def polar(map: Callable[[Any], Any], mesh: int, *, box: Any = (0.0, 1.0), delta:
 
 
 class Triangles(NamedTuple):
-    """Triangles of the fine mesh: cell, centroid before and after, area after."""
+    """Triangles of the fine mesh: cell, centroid before and after, area after; the lowest image."""
 
     cell: Index
     start: Array
     end: Array
     area: Array
+    bottom: float
 
 
 class Slivers(NamedTuple):
@@ -113,7 +114,8 @@ def _triangles(map: Callable[[Any], Any], K: int, low: Array, high: Array) -> Tr
         worst = flat[1][np.argmin(flat[3])]
         rule = f"a triangle near {worst.round(3).tolist()} is turned over or flat: orientation must be kept"
         checks.fail("map", f"{map!r:.40}", rule, "take a diffeomorphism with det > 0, or a finer mesh")
-    return Triangles(*flat)
+    cells, starts, ends, areas = flat
+    return Triangles(cells, starts, ends, areas, float(y[..., 1].min()))
 
 
 def _moved(z: Array, by: tuple[int, int]) -> Array:
@@ -135,7 +137,7 @@ def _mapped(map: Callable[[Any], Any], x: Array) -> Array:
 
 def _slivers(image: Triangles, K: int, size: Array) -> Slivers:
     """Cut each cell by the rows of height size_2 that its image meets."""
-    row = np.floor((image.end[:, 1] - image.end[:, 1].min()) / size[1]).astype(np.int64)
+    row = np.floor((image.end[:, 1] - image.bottom) / size[1]).astype(np.int64)
     rows = int(row.max()) + 1
     key = image.cell * rows + row
     area = np.bincount(key, image.area, K * K * rows).reshape(K * K, rows)
@@ -147,8 +149,7 @@ def _slivers(image: Triangles, K: int, size: Array) -> Slivers:
     area[thin] = 0.0
     cell, to = (index.astype(np.int64) for index in np.nonzero(area))
     mass = np.bincount(key, image.area, K * K * rows).reshape(K * K, rows)
-    base = float(image.end[:, 1].min())
-    return Slivers(cell, to, area[cell, to] / size[1], centre[cell, to] / mass[cell, to], base)
+    return Slivers(cell, to, area[cell, to] / size[1], centre[cell, to] / mass[cell, to], image.bottom)
 
 
 def _packed(cut: Slivers) -> Array:

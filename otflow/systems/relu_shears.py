@@ -148,8 +148,10 @@ def permutation(perm: Any, *, delta: float = 1e-5, box: Any = (0.0, 1.0)) -> Pie
     lifts it to a slot of x_2 for itself; a staircase in x_2 puts all other coordinates in place, x_1 up to a
     shift by the new slab; a staircase in x_1 sets x_2; the shifts are undone. With n cells in all that is
     6 n - 3 + 4 sum_{j >= 2} (K_j - 1) pieces, 6 K^2 + 4 K - 7 on a square. Exact off strips of total measure
-    at most 2 sum_j (K_j - 1) delta / width_j. In strips points go to places between, volume is still kept,
-    and the Lipschitz constant is of the order (K_1 .. K_d / delta)^4.
+    at most 2 sum_j (K_j - 1) delta / width_j. In strips points go to places between, and volume is still
+    kept. Forward then inverse is the identity to 1e-14 off strips for every delta; in strips, where it is
+    steep, to about 1e-12 / delta (measured, K = 8). Below 64 roundings of the largest coordinate, about
+    2 K^2 widths of a row, delta is refused: 2e-13 for K = 8 on the unit square.
 
     Args:
         perm: whole numbers (K_1, .., K_d), d >= 2: cell c goes to cell perm[c], counted row by row as in

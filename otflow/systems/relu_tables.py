@@ -181,7 +181,9 @@ def _stretch(axis: int, w: Array, s: Array, b: Array, T: Array) -> Stretch:
         y = np.where(side, y + (y - q) * np.expm1(g), y)
         gain = gain + g * (np.arange(len(gain)) > at if s[k] > 0 else np.arange(len(gain)) <= at)
     foot, image = np.concatenate([p[:1], p]), np.concatenate([y[:1], y])
-    return Stretch(axis, *(torch.from_numpy(v) for v in (p, foot, image, np.exp(gain), gain)))
+    with np.errstate(over="ignore"):  # infinite slopes are found out at the points that meet them
+        slope = np.exp(gain)
+    return Stretch(axis, *(torch.from_numpy(v) for v in (p, foot, image, slope, gain)))
 
 
 def _with_knot(p: Array, y: Array, gain: Array, q: float) -> tuple[Array, Array, Array]:
