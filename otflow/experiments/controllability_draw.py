@@ -37,7 +37,7 @@ def line(runs: list[rf.Transport]) -> Any:
 
 def plane(found: Plane) -> Any:
     """The target and three images."""
-    axis = np.linspace(-2.8, 2.8, 281), np.linspace(-2.4, 4.4, 341)
+    axis = np.linspace(-2.8, 2.8, 284), np.linspace(-2.4, 4.4, 341)
     grid = np.stack(np.meshgrid(*axis, indexing="xy"), -1)
     flat = grid.reshape(-1, 2)
     target = curved(0, flat).logpdf(flat[:, 0]) + curved(1, flat).logpdf(flat[:, 1])
@@ -45,7 +45,7 @@ def plane(found: Plane) -> Any:
     fig, axes = of.plot.figure(1, 4, size=(11.6, 3.4))
     densities = [target, *(r.flow.log_density(flat, _log_base).numpy() for r in shown)]
     names = ["target", *(f"{r.pieces} pieces: KL = {r.kl:.2g}" for r in shown)]
-    names[-1] += "\nmedians off first"
+    names[-1] = f"medians off first: {shown[-1].pieces}, {shown[-1].kl:.2g}"
     for ax, log_rho, name in zip(axes.flat, densities, names, strict=True):
         ax.imshow(
             np.exp(log_rho).reshape(grid.shape[:2]),
@@ -72,7 +72,7 @@ def rates(runs: list[rf.Transport], found: Plane) -> Any:
     K = np.array(LINE)
     left.plot(K, [r.kl for r in runs], "o-", color=BLUE, label="KL")
     left.plot(K, [r.tv for r in runs], "s-", color=RED, label="total variation")
-    left.plot(K, 0.4 * K[0] ** 2 / K**2, "--", color=INK, linewidth=1, label="K^-2 and K^-1")
+    left.plot(K, 0.05 * K[0] ** 2 / K**2, "--", color=INK, linewidth=1, label="K^-2 and K^-1")
     left.plot(K, 0.3 * K[0] / K, "--", color=INK, linewidth=1)
     left.set_title("on the line: N(0, 1) to a mixture", fontsize=9.5)
     cells = np.array(found.K)

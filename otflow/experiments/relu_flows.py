@@ -182,7 +182,7 @@ def exact(d: int) -> tuple[rf.Piece, Array, Array]:
     x = rng.standard_normal((40, d)) / math.sqrt(d)
     field = of.Perceptron(W=neurons.w.T, U=neurons.a, b=neurons.b)
     end = of.flow(of.Particles(x), field, of.Dopri5(rtol=1e-9, atol=1e-11), t1=1.0, save_at=[0.0, 1.0]).final
-    return neurons, x, end.x.numpy()
+    return neurons, x, end.coords[0].numpy()
 
 
 def _rms(flows: list[rf.PiecewiseFlow], x: Array, end: Array) -> float:

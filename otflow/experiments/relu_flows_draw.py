@@ -61,7 +61,7 @@ def _lift(ax: Any, flow: rf.PiecewiseFlow, K: int) -> None:
     side = np.linspace(0.02, 0.98, 14) / K
     cells = np.stack(np.meshgrid(np.arange(K), np.arange(K), side, side, indexing="ij"), -1).reshape(-1, 4)
     x = cells[:, :2] / K + cells[:, 2:]
-    ax.scatter(*half(x).numpy().T, c=picture(x), s=1.2, cmap=of.plot.SEQUENCE, linewidth=0)
+    ax.scatter(*half(x).numpy().T, c=picture(x), s=5, cmap=of.plot.SEQUENCE, linewidth=0)
     ax.set(xlabel="x_1", ylabel="x_2")
     ax.set_title("on the way: a slot for each cell", fontsize=9.5)
 
@@ -88,7 +88,7 @@ def twisted(polars: Polars) -> Any:
         top.set_title(names[k], fontsize=9.5)
         bottom.set_title("log Jacobian" if k == 0 else f"L2 error {shown[k - 1].l2:.3f}", fontsize=9.5)
         for ax in (top, bottom):
-            ax.set(aspect="equal", xlim=(-0.12, 1.12), ylim=(-0.12, 1.12), xticks=[], yticks=[])
+            ax.set(aspect="equal", xlim=(-0.15, 1.15), ylim=(-0.1, 1.2), xticks=[], yticks=[])
     fig.colorbar(colours, ax=axes[1, 2], shrink=0.8)
     return fig
 
@@ -113,5 +113,5 @@ def rates(polars: Polars, neurons: Neurons) -> Any:
     right.set_title("fifty neurons, one at a time (dashed: M^(-1/2))", fontsize=9.5)
     for ax in (left, right):
         ax.minorticks_off()
-        ax.legend(fontsize=7.5)
+        ax.legend(fontsize=7.5, loc="lower left")
     return fig

@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from scipy.optimize import isotonic_regression
+from scipy.stats import qmc
 
 from otflow import checks
 from otflow.systems.inputs import Array
 from otflow.systems.relu_pieces import PiecewiseFlow
-from otflow.systems.relu_shears import SLOT, corners, monotone, rearrangement, staircase
+from otflow.systems.relu_shears import EPS, RESOLVED, SLOT, corners, monotone, rearrangement, staircase
 from otflow.systems.relu_tables import Index
 
 FINE = 12  # sub-squares along each side of a cell, whose images are measured
+PROBES = 14  # log2 of the number of points at which the error is measured
 THIN = 0.02  # slivers below this share of their cell are given to the widest one
 
 
@@ -29,7 +31,7 @@ class Polar:
 
     ``jacobians`` (K, K) are the areas of the images of the cells over those of the cells, which are the
     Jacobians of the flow, off strips; ``slivers`` is the number of upright rectangles into which the cells
-    were cut; ``l2`` is the root mean square distance of flow and map over the fine mesh.
+    were cut; ``l2`` is the root mean square distance of flow and map at 2^14 points.
     """
 
     flow: PiecewiseFlow
@@ -42,7 +44,9 @@ class Polar:
         return f"Polar({K} x {K} cells, {self.slivers} slivers, {len(self.flow)} pieces, L2={self.l2:.4g})"
 
 
-def polar(map: Callable[[Any], Any], mesh: int, *, box: Any = (0.0, 1.0), delta: float = 1e-7) -> Polar:
+def polar(
+    map: Callable[[Any], Any], mesh: int, *, box: Any = (0.0, 1.0), delta: float | None = None
+) -> Polar:
     """Approximates a map of a planar box that keeps orientation: permute, compress, permute.
 
     The K x K cells are lined up along x_1 by a staircase; one monotone map of x_1, the gradient of a convex
@@ -56,7 +60,8 @@ def polar(map: Callable[[Any], Any], mesh: int, *, box: Any = (0.0, 1.0), delta:
         map: points (n, 2) to points (n, 2), in numpy or torch.
         mesh: the number K of cells along each side.
         box: lower and upper corner, numbers or (2,); cells are squares if the box is.
-        delta: width of the strips.
+        delta: width of the strips; if None, 256 roundings of the largest coordinate on the way. In strips
+            points may end far away, so that thin ones are best; the inverse is of no use within them.
 
     >>> turn = polar(lambda x: x[:, [1, 0]] * [-1.0, 1.0], 8)  # by a quarter
     >>> turn.l2 < 0.1, round(float(turn.jacobians.min()), 9)
@@ -67,13 +72,17 @@ def polar(map: Callable[[Any], Any], mesh: int, *, box: Any = (0.0, 1.0), delta:
     """
     K = checks.count(mesh, "mesh")
     low, high = corners(box, 2)
-    size, delta = (high - low) / K, checks.positive(delta, "delta")
+    size = (high - low) / K
     image = _triangles(checks.function(map, "map"), K, low, high)
     cut = _slivers(image, K, size)
     place = _packed(cut)
-    flow = _assembled(cut, place, K, low, size, delta)
+    wide = SLOT * float(np.ptp(np.concatenate([place, place + cut.width])))
+    reach = np.abs([low, high]).max() + 2 * K * SLOT * K * size[0] + len(place) * SLOT * size[1]
+    reach += (wide + size[1]) * (cut.row.max() + 1) + np.abs(place).max() + abs(cut.height)
+    delta = 4 * RESOLVED * EPS * float(reach) if delta is None else checks.positive(delta, "delta")
+    flow = _assembled(cut, place, K, low, size, wide, delta)
     jacobians = np.bincount(cut.cell, cut.width, K * K).reshape(K, K) / size[0]
-    return Polar(flow, jacobians, len(cut.cell), _distance(flow, image))
+    return Polar(flow, jacobians, len(cut.cell), _distance(flow, map, low, high))
 
 
 class Triangles(NamedTuple):
@@ -164,7 +173,9 @@ def _packed(cut: Slivers) -> Array:
     return out
 
 
-def _assembled(cut: Slivers, place: Array, K: int, low: Array, size: Array, delta: float) -> PiecewiseFlow:
+def _assembled(
+    cut: Slivers, place: Array, K: int, low: Array, size: Array, wide: float, delta: float
+) -> PiecewiseFlow:
     """Line up, compress, rearrange, and close the rows again."""
     i, j = np.divmod(cut.cell, K)
     G = SLOT * K * size[0]
@@ -172,10 +183,10 @@ def _assembled(cut: Slivers, place: Array, K: int, low: Array, size: Array, delt
     order = np.lexsort((i, j)).astype(np.int64)  # along x_1 once rows are apart
     stretched, left = _stretch(cut, order, K, low, size, G)
     start = np.stack([left, low[1] + j * size[1]], -1)
-    rows, wide = int(cut.row.max()) + 1, SLOT * np.ptp(np.concatenate([place, place + cut.width]))
+    rows, far = int(cut.row.max()) + 1, np.asarray(wide * cut.row, dtype=np.float64)
     end = np.stack([place, cut.height + cut.row * size[1]], -1)
     box = np.stack([cut.width, np.full(len(i), size[1])], -1)
-    moves = rearrangement(start, end, box, np.zeros(len(i)), wide * cut.row, delta=delta)
+    moves = rearrangement(start, end, box, np.zeros(len(i)), far, delta=delta)
     return spread.then(stretched).then(moves).then(_rows(cut.height, size[1], rows, wide, delta).reversed)
 
 
@@ -205,6 +216,7 @@ def _stretch(
     return monotone(x.ravel(), y.ravel(), axis=0, d=2), left
 
 
-def _distance(flow: PiecewiseFlow, image: Triangles) -> float:
-    apart = flow(image.start).numpy() - image.end
+def _distance(flow: PiecewiseFlow, map: Callable[[Any], Any], low: Array, high: Array) -> float:
+    x = low + (high - low) * qmc.Sobol(2, rng=np.random.default_rng(0)).random_base2(PROBES)
+    apart = flow(x).numpy() - _mapped(map, x)
     return float(np.sqrt((apart**2).sum(-1).mean()))
