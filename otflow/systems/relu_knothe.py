@@ -18,7 +18,7 @@ from otflow.systems.inputs import Array
 from otflow.systems.relu_laws import End, Law, is_law, obstruction
 from otflow.systems.relu_pieces import PiecewiseFlow
 from otflow.systems.relu_shears import monotone, shear, staircase
-from otflow.systems.relu_transport import Transport, levels, quantiles
+from otflow.systems.relu_transport import Transport, levels, quantiles, rounded
 
 SPAN = float(norm.cdf(-4.5))  # levels at which slabs end: 3.4e-6, or 4.5 standard deviations of a Gaussian
 STRAIGHT = 1e-9  # nodes that are this near to the line through their neighbours are left out
@@ -223,7 +223,8 @@ def _measured(plan: _Plan, flow: PiecewiseFlow, why: str | None, samples: int, r
     l2 = float(np.sqrt(((flow(x).numpy() - y) ** 2).sum(-1).mean()))
     kl = np.inf if why else float(g.mean())
     error = 0.0 if why else float(g.std() / np.sqrt(len(g)))
-    return Transport(flow, kl, float(-np.expm1(-np.maximum(g, 0.0)).mean()), l2, error, why)
+    tv = float(-np.expm1(-np.maximum(g, 0.0)).mean())
+    return Transport(flow, rounded(kl), rounded(tv), rounded(l2), rounded(error), why)
 
 
 def _laws(base: Any) -> list[Law]:

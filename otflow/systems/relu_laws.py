@@ -50,6 +50,8 @@ class Mixture1d:
     """
 
     def __init__(self, weights: Any, laws: Sequence[Law]) -> None:
+        if not isinstance(laws, Sequence):
+            checks.fail("laws", f"{laws!r:.60}", "a list of laws is needed", "pass [law, law, ..]")
         self.laws = tuple(is_law(law, f"laws[{i}]") for i, law in enumerate(laws))
         p = checks.tensor(weights, "weights").detach().double()
         if p.shape != (len(self.laws),) or not len(self.laws):

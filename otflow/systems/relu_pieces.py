@@ -126,8 +126,7 @@ class PiecewiseFlow:
         """
         checks.function(base, "base")
         x, minus = self.reversed.with_log_det(self._points(y, "y"))
-        value = base(x)
-        value = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+        value = _numbers(base(x))
         if value.shape != minus.shape:
             checks.fail(
                 "base(x).shape",
@@ -170,14 +169,22 @@ class PiecewiseFlow:
         layers = (Layers(v, edges) for v in (self.w[..., None], self.a[:, None], self.b[:, None]))
         return Perceptron(*layers)
 
+    @property
+    def _steps(self) -> Sequence[Table | One]:
+        """Single pieces, anew for each graph, if a parameter needs a gradient; else tables where they fit."""
+        learned = any(p.requires_grad for p in (self.w, self.a, self.b, self.T))
+        return self._singles() if learned else self._tables
+
     @cached_property
-    def _steps(self) -> list[Callable[[Tensor], tuple[Tensor, Tensor | None]]]:
-        """Tables for runs along one axis, single pieces for the rest."""
-        single = [One(*piece) for piece in self.pieces]
-        if any(p.requires_grad for p in (self.w, self.a, self.b, self.T)):
-            return list(single)
+    def _tables(self) -> list[Table | One]:
+        single = self._singles()
         found = tabulate(self.w, self.a, self.b, self.T)
         return [step if isinstance(step, Table) else single[step] for step in found]
+
+    def _singles(self) -> list[One]:
+        growth = (self.a * self.w).sum(-1) * self.T
+        pace = self.w * (self.T * phi1(growth))[:, None]
+        return [One(*each) for each in zip(pace, self.a, self.b, growth, strict=True)]
 
     def _points(self, x: Any, name: str) -> Tensor:
         points = checks.tensor(x, name).double()
@@ -203,17 +210,17 @@ class PiecewiseFlow:
             )
 
 
-class One:
-    """One piece, in torch operations that carry gradients to its parameters."""
+class One(NamedTuple):
+    """One piece: x + pace (a.x + b)_+ with log det growth, in operations that carry gradients."""
 
-    def __init__(self, w: Tensor, a: Tensor, b: Tensor, T: Tensor) -> None:
-        self.w, self.a, self.b, self.T = w, a, b, T
+    pace: Tensor  # w T phi1(kappa T), (d,)
+    a: Tensor  # (d,)
+    b: Tensor  # ()
+    growth: Tensor  # kappa T, ()
 
     def __call__(self, X: Tensor) -> tuple[Tensor, Tensor]:  # (d, n) -> (d, n), (n,)
         z = self.a @ X + self.b
-        growth = (self.a @ self.w) * self.T
-        pace = self.w * (self.T * phi1(growth))
-        return X + pace[:, None] * z.clamp(min=0), growth * (z > 0)
+        return X + self.pace[:, None] * z.clamp(min=0), self.growth * (z > 0)
 
 
 def phi1(z: Tensor) -> Tensor:
@@ -265,6 +272,14 @@ def _shaped(value: Any, name: str, k: int, shape: tuple[int, ...]) -> Tensor:
         what = f"a vector {tuple(shape)}" if shape else "a number"
         checks.fail(f"pieces[{k}].{name}.shape", tuple(v.shape), f"{what} is needed", "reshape it")
     return v
+
+
+def _numbers(value: Any) -> Tensor:
+    """What a log-density returned, -inf allowed."""
+    try:
+        return value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        checks.fail("base(x)", f"{value!r:.60}", "numbers are needed", "return one log-density per point")
 
 
 def _sound(y: Tensor) -> Tensor:

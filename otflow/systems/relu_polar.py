@@ -22,6 +22,7 @@ from otflow.systems.relu_tables import Index
 
 FINE = 12  # sub-squares along each side of a cell, whose images are measured
 PROBES = 14  # log2 of the number of points at which the error is measured
+STRETCH = 16  # rows have the height of cells, so that images should be about as tall as the box
 THIN = 0.02  # slivers below this share of their cell are given to the widest one
 
 
@@ -124,6 +125,10 @@ def _triangles(map: Callable[[Any], Any], K: int, low: Array, high: Array) -> Tr
         rule = f"a triangle near {worst.round(3).tolist()} is turned over or flat: orientation must be kept"
         checks.fail("map", f"{map!r:.40}", rule, "take a diffeomorphism with det > 0, or a finer mesh")
     cells, starts, ends, areas = flat
+    tall = np.ptp(y[..., 1]) / (high[1] - low[1])
+    if not 1 / STRETCH <= tall <= STRETCH:
+        rule = f"the image must be as tall as the box, up to a factor {STRETCH}"
+        checks.fail("height of the image over that of the box", tall, rule, "rescale the map along x_2")
     return Triangles(cells, starts, ends, areas, float(y[..., 1].min()))
 
 

@@ -53,13 +53,17 @@ def monotone(
     if len(x) != len(y):
         checks.fail("len(x), len(y)", (len(x), len(y)), "as many images as nodes are needed", "pass pairs")
     e = _unit(axis, d)
-    slopes = np.diff(y) / np.diff(x)
+    with np.errstate(over="ignore", under="ignore"):
+        slopes = np.diff(y) / np.diff(x)
+    if not bool(((slopes > 0) & np.isfinite(slopes)).all()):
+        rule = "a slope leaves floating point"
+        checks.fail("(y[k + 1] - y[k]) / (x[k + 1] - x[k])", slopes.max(), rule, "move the nodes apart")
     below = slopes[0] if left is None else checks.positive(left, "left")
     inner = slopes if right is None else np.append(slopes, checks.positive(right, "right"))
     kinks = np.diff(np.log(inner), prepend=0.0)
     pieces = [Piece((y[0] - x[0]) * e, 0 * e, 1.0), Piece(-math.log(below) * e, -e, y[0])]
-    pieces += [Piece(k * e, e, -at) for k, at in zip(kinks, y, strict=False)]
-    return PiecewiseFlow(pieces)
+    rest = Piece(kinks[:, None] * e, np.tile(e, (len(kinks), 1)), -y[: len(kinks)])
+    return PiecewiseFlow(pieces).then(PiecewiseFlow(rest))
 
 
 def shear(x: Any, y: Any, *, source: int = 0, target: int = 1, d: int = 2) -> PiecewiseFlow:
@@ -108,16 +112,17 @@ def staircase(
         rule = f"({len(c)},) or ({len(c)}, {d}) with zeros for coordinate {source} is needed"
         checks.fail("heights.shape", h.shape, rule, "pass one height per step")
     low, high = _strips(c, delta)
-    pieces = []
-    for one, left, right in zip(h, low, high, strict=True):
-        steep = one / (right - left)  # of the strip as it is after rounding: heights are then exact
-        pieces += [Piece(steep, a, -left), Piece(-steep, a, -right)]
-    return PiecewiseFlow(pieces)
+    steep = h / (high - low)[:, None]  # of strips as they are after rounding: heights are then exact
+    w = np.stack([steep, -steep], 1).reshape(-1, d)
+    return PiecewiseFlow(Piece(w, np.tile(a, (len(w), 1)), -np.stack([low, high], 1).ravel()))
 
 
 def _strips(c: Array, delta: Any) -> tuple[Array, Array]:
     """Both ends of each strip, once it is clear that float64 tells them apart."""
-    width = np.broadcast_to(_finite(delta, "delta", ndim=None), c.shape)
+    width = _finite(delta, "delta", ndim=None)
+    if width.shape not in ((), c.shape):
+        checks.fail("delta.shape", width.shape, f"a number or {c.shape} is needed", "pass one per step")
+    width = np.broadcast_to(width, c.shape)
     if bool((width <= 0).any()):
         checks.fail("min(delta)", width.min(), "a width > 0 is needed", "choose another delta")
     limit = RESOLVED * EPS * np.abs(c)

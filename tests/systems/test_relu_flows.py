@@ -17,7 +17,6 @@ from torch import Tensor
 import otflow as of
 from otflow.errors import InputError, NotFiniteError
 from otflow.systems import relu_flows as rf
-from otflow.systems.relu_pieces import One
 
 Array = np.ndarray
 
@@ -29,10 +28,8 @@ def some_flow(L: int, d: int, seed: int = 0, size: float = 0.6) -> rf.PiecewiseF
 
 
 def one_by_one(flow: rf.PiecewiseFlow, x: Any) -> Tensor:
-    X = torch.as_tensor(x, dtype=torch.float64).mT
-    for piece in flow.pieces:
-        X, _ = One(*piece)(X)
-    return X.mT
+    learned = rf.PiecewiseFlow(rf.Piece(flow.w.clone().requires_grad_(), flow.a, flow.b, flow.T))
+    return learned(x).detach()
 
 
 def points(n: int, d: int, seed: int = 1) -> Array:
@@ -336,6 +333,8 @@ def test_points_of_another_shape_are_refused() -> None:
             flow(x)
     with pytest.raises(InputError, match="one number per point"):
         flow.log_density([1.0, 2.0], lambda x: x)
+    with pytest.raises(InputError, match="numbers are needed"):
+        flow.log_density([1.0, 2.0], lambda x: "a")
     with pytest.raises(InputError, match="dimension"):
         flow.then(rf.PiecewiseFlow.identity(3))
     with pytest.raises(InputError, match="at least one piece"):
@@ -358,6 +357,8 @@ def test_overflow_is_an_error_that_keeps_what_came_out() -> None:
         (lambda: rf.monotone([0.0, 1.0], [0.0, 1.0, 2.0]), "as many"),
         (lambda: rf.monotone([0.0, math.nan], [0.0, 1.0]), "finite"),
         (lambda: rf.monotone([0.0, 1.0], [0.0, 1.0], left=0.0), "left"),
+        (lambda: rf.monotone([0.0, 1e-320], [0.0, 1e300]), "floating point"),
+        (lambda: rf.staircase([0.0], [1.0], delta=[1.0, 2.0]), "one per step"),
         (lambda: rf.monotone([0.0, 1.0], [0.0, 1.0], axis=2, d=2), "coordinate"),
         (lambda: rf.shear([0.0, 1.0], [0.0, 1.0], source=1), "differ"),
         (lambda: rf.staircase([0.0, 1.0], [1.0, 1.0], delta=1.5), "overlap"),

@@ -135,6 +135,8 @@ def test_heavy_tails_are_within_reach_of_heavy_tails_and_support_counts() -> Non
         (lambda: rf.lie_trotter(([[1.0]], [[1.0]], [0.0]), 5, T=-1.0), "T = -1"),
         (lambda: rf.polar(lambda x: x, 0), "mesh"),
         (lambda: rf.polar(3, 4), "function"),
+        (lambda: rf.polar(lambda x: 1e6 * x, 4), "tall"),
+        (lambda: rf.Mixture1d([1.0], None), "list of laws"),
         (lambda: rf.polar(lambda x: x[:, :1], 4), "map"),
         (lambda: rf.polar(lambda x: x * [1.0, -1.0], 4), "orientation"),
         (lambda: rf.polar(lambda x: x * np.nan, 4), "finite"),
