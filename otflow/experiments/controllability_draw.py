@@ -45,7 +45,7 @@ def plane(found: Plane) -> Any:
     fig, axes = of.plot.figure(1, 4, size=(11.6, 3.4))
     densities = [target, *(r.flow.log_density(flat, _log_base).numpy() for r in shown)]
     names = ["target", *(f"{r.pieces} pieces: KL = {r.kl:.2g}" for r in shown)]
-    names[-1] = f"medians off first: {shown[-1].pieces}, {shown[-1].kl:.2g}"
+    names[-1] = f"medians off: {shown[-1].pieces} pieces, KL = {shown[-1].kl:.2g}"
     for ax, log_rho, name in zip(axes.flat, densities, names, strict=True):
         ax.imshow(
             np.exp(log_rho).reshape(grid.shape[:2]),

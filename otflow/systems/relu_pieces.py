@@ -39,6 +39,7 @@ class PiecewiseFlow:
     the flow is first used, shears in rational arithmetic: L pieces then cost log L instead of L, and large
     weights of staircases do not cancel. If a parameter needs a gradient, pieces are taken one by one, and a
     staircase of height h and width delta at position R has an error of the order 1e-16 R h / delta.
+    Forward then inverse is the identity up to 1e-14 times |x| on the way times what the way back stretches.
 
     Args:
         pieces: a sequence of `Piece`, or one `Piece` of stacked arrays w, a (L, d) and b, T (L,) or numbers.

@@ -85,6 +85,37 @@ def test_log_det_is_that_of_the_jacobian_by_autograd(d: int) -> None:
         assert flow.log_det(x).item() == pytest.approx(torch.linalg.slogdet(jacobian)[1].item(), abs=1e-10)
 
 
+@pytest.mark.parametrize(("L", "size"), [(40, 0.3), (40, 1.0), (100, 0.6)])
+def test_the_inverse_is_as_good_as_its_conditioning(L: int, size: float) -> None:
+    """|inverse(flow(x)) - x| <= 1e-14 times |x| on the way times what the way back stretches."""
+    rng = np.random.default_rng(0)
+    w, a = size * rng.standard_normal((2, L, 3))
+    flow, x = rf.PiecewiseFlow(rf.Piece(w, a, rng.standard_normal(L))), points(50, 3)
+    path = [torch.from_numpy(x)]
+    for k in range(L):
+        path.append(rf.PiecewiseFlow(flow.pieces[k : k + 1])(path[-1]))
+    largest = torch.stack(path).norm(dim=-1).amax(0)
+    error = (flow.inverse(path[-1]) - path[0]).norm(dim=-1)
+    for k in range(0, 50, 17):
+        steep = max(
+            torch.linalg.matrix_norm(torch.autograd.functional.jacobian(part, place[k]), 2)
+            for part, place in (
+                (rf.PiecewiseFlow(flow.pieces[:m]).inverse, path[m]) for m in range(1, L + 1, 6)
+            )
+        )
+        assert error[k] < 1e-14 * steep * largest[k]
+
+
+def test_tables_have_the_log_det_of_their_jacobian() -> None:
+    rng = np.random.default_rng(2)
+    nodes = np.cumsum(rng.uniform(0.2, 1.0, (2, 9)), axis=1) - 2.5
+    bend, squeeze = rf.shear(nodes[0], np.sin(nodes[0])), rf.monotone(*nodes, axis=1, d=2)
+    flow = bend.then(squeeze).then(bend.reversed).then(rf.monotone(*nodes[::-1], d=2))
+    for x in torch.from_numpy(points(30, 2)):
+        J = torch.autograd.functional.jacobian(flow, x)
+        assert flow.log_det(x).item() == pytest.approx(torch.linalg.slogdet(J)[1].item(), abs=1e-11)
+
+
 def test_log_dets_of_a_flow_and_its_inverse_cancel() -> None:
     flow, x = some_flow(60, 3), points(300, 3)
     y, gain = flow.with_log_det(x)
