@@ -1,0 +1,282 @@
+"""Measure-to-measure interpolation: one Transformer takes several measures to their targets at once.
+
+On the unit sphere of R^d, d >= 3, tokens with the law mu move with
+
+    v[mu](x) = P_x(V A_B[mu](x) + w (a.x + c)_+),
+
+attention and a perceptron of one neuron. With theta = (V, B, w, a, c) piecewise constant in time and the same
+for all of them, N measures mu^1, ..., mu^N go to N given points, or atomic measures (Geshkovski, Rigollet,
+Ruiz-Balet, "Measure-to-measure interpolation using Transformers", Found. Comput. Math. 2026, arXiv
+2411.04551v3, Theorems 1.1 and 1.2). No field that is the same for all measures could do this where their
+supports overlap; attention tells them apart by their means.
+
+`interpolate` builds theta from samples: clouds are disentangled one at a time, gathered in points (or cut into
+atoms), and the points are brought to their targets one at a time. The `Path` that comes out can be run on any
+other measure. B = 0 throughout, so that A_B[mu] is the mean of mu and every piece is a closed form. This, the
+single direction alpha for each measure, and gates that gather instead of a phase of clustering, are ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from otflow import checks
+from otflow.errors import ConvergenceError
+from otflow.fields import VelocityField
+from otflow.measures import Particles
+from otflow.spaces import Sphere
+from otflow.systems.disentangle import disentangle, to_cap, uncolinear
+from otflow.systems.inputs import Array
+from otflow.systems.interpolation_builder import Builder, unit
+from otflow.systems.interpolation_inputs import Target, dimension, same, sources_of, targets_of
+from otflow.systems.interpolation_pieces import MeanAttention, Piece, as_field
+from otflow.systems.matching import Job, match
+from otflow.systems.splitting import ball
+
+__all__ = ["interpolate", "Path", "Frames", "Piece", "ball", "MeanAttention"]
+
+FINER = (1 / 30, 1 / 1000, 1 / 30000)  # radii of clusters over tol that are tried in turn
+STAGE = 0.3  # clusters with one target come so near to it before they are gathered there
+
+
+class Frames(NamedTuple):
+    """A measure along a path: times, phases and measures, one for each frame."""
+
+    times: tuple[float, ...]
+    phases: tuple[str, ...]
+    measures: tuple[Particles, ...]
+
+
+class Path:
+    """A piecewise constant theta(t); ``path(mu)`` moves the measure mu along all of it.
+
+    Attributes:
+        pieces: a `Piece` for each constant part: `time`, `V`, `w`, `a`, `c`, `phase` and `margin`.
+        errors: for each source, the largest angle between its points and the nearest atom of its target
+            after a replay.
+        masses: for each source, the masses that ended nearest to the atoms of its target.
+        mass_errors: for each source, the largest difference of these to the masses asked for.
+        returned: for each step of disentangling, how far it left the other sources from where they were.
+        disjoint: the least distance between points of different sources after disentangling.
+        status: "ok", or "uncertified" if an error is above tol.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], targets: Sequence[Target], tol: float) -> None:
+        self.pieces, self.tol = tuple(pieces), tol
+        self._targets = tuple(targets)
+        self.errors = self.mass_errors = np.zeros(0)
+        self.masses: tuple[Array, ...] = ()
+        self.returned = np.zeros(0)
+        self.disjoint = math.inf
+
+    @property
+    def d(self) -> int:
+        """Dimension of the space around the sphere."""
+        return self._targets[0].x.shape[1]
+
+    @property
+    def edges(self) -> Array:
+        """Times at which pieces begin and end, one more than pieces."""
+        return np.concatenate([[0.0], np.cumsum([piece.time for piece in self.pieces])])
+
+    @property
+    def switches(self) -> tuple[float, ...]:
+        """Times at which theta jumps."""
+        return tuple(self.edges[1:-1].tolist())
+
+    @property
+    def margins(self) -> Array:
+        """min |a.x + c| over the sources as each gate begins; inf for attention and gates open everywhere."""
+        return np.array([piece.margin for piece in self.pieces])
+
+    @property
+    def status(self) -> str:
+        return "ok" if bool((self.errors <= self.tol).all()) else "uncertified"
+
+    @property
+    def field(self) -> VelocityField:
+        """V(t) E_mu[x] + w(t) (a(t).x + c(t))_+ for `flow`, whose steps end where it jumps."""
+        return as_field(list(self.pieces))
+
+    def __call__(self, mu: Particles) -> Particles:
+        """The measure at the end of the path, in closed form piece by piece."""
+        return self._moved(self._admit(mu), self.pieces)
+
+    def trajectory(self, mu: Particles, frames: int = 1) -> Frames:
+        """The measure at the beginning, and at so many equal times of each piece.
+
+        Args:
+            mu: on the sphere, without batch axes.
+            frames: for each piece, >= 1; its end is the last of them.
+        """
+        frames = checks.count(frames, "frames")
+        times, phases, measures = [0.0], ["start"], [self._admit(mu)]
+        for piece in self.pieces:
+            short = piece.during(piece.time / frames)
+            for _ in range(frames):
+                times.append(times[-1] + short.time)
+                phases.append(piece.phase)
+                measures.append(self._moved(measures[-1], (short,)))
+        return Frames(tuple(times), tuple(phases), tuple(measures))
+
+    def __repr__(self) -> str:
+        worst = f"{self.errors.max():.2g}" if len(self.errors) else "?"
+        return (
+            f"Path({len(self._targets)} measures, d={self.d}, {len(self.pieces)} pieces, largest error "
+            f"{worst}, status={self.status!r})"
+        )
+
+    def _admit(self, mu: Particles) -> Particles:
+        mu = dimension(mu, "mu")
+        if mu.d != self.d:
+            checks.fail("mu.d", mu.d, f"the path was built for d = {self.d}", "pass a measure there")
+        return mu
+
+    def _moved(self, mu: Particles, pieces: Sequence[Piece]) -> Particles:
+        x, w = mu.x.detach().cpu().numpy(), mu.w.detach().cpu().numpy()
+        for piece in pieces:
+            x = piece.move(x, w)
+        return mu.at([torch.from_numpy(x)])
+
+    def _measure(self, sources: Sequence[Particles]) -> None:
+        """Run the path on the sources themselves and note where they end."""
+        ends = [self(mu) for mu in sources]
+        found = [t.nearest(mu) for mu, t in zip(ends, self._targets, strict=True)]
+        self.errors = np.array([error for error, _ in found])
+        self.masses = tuple(mass for _, mass in found)
+        self.mass_errors = np.array(
+            [float(np.abs(m - t.w).max()) for m, t in zip(self.masses, self._targets, strict=True)]
+        )
+
+
+def interpolate(
+    sources: Sequence[Particles],
+    targets: Any,
+    tol: float = 1e-3,
+    *,
+    margin: float = 0.1,
+    least_hole: float = 0.1,
+    shortcuts: bool = True,
+    rng: int | np.random.Generator = 0,
+) -> Path:
+    """One theta(t), piecewise constant, whose flow takes every source within tol of its target.
+
+    Args:
+        sources: N measures, `Particles` on `Sphere()` in R^d, d >= 3, of any sizes and weights.
+        targets: N points on the sphere, (N, d), or a list of points and measures of few atoms.
+        tol: the largest angle, in radians, that may remain between a point and its atom.
+        margin: how far from the edge of a gate points are to be while measures are disentangled, where this
+            can be had; a path with large margins also serves fresh samples of the same laws.
+        least_hole: radius of the smallest hole in the supports that counts as one.
+        shortcuts: False brings points to their targets as Prop. 4.2 does, with five pieces each or more,
+            also where one or two gates are enough.
+        rng: seed or generator for the directions that are tried.
+
+    A target of M atoms needs a source that can be cut: masses come as near as its points allow, and are
+    reported. Sources alike in all points cannot have different targets. `ConvergenceError` says which step
+    failed; if all went well but errors are above tol, it carries the path.
+
+    >>> import otflow as of
+    >>> clouds = [of.Particles([[1.0, 0.0, 0.0], [0.8, 0.6, 0.0]], space=of.Sphere()),
+    ...           of.Particles([[1.0, 0.0, 0.0], [0.8, 0.0, 0.6]], space=of.Sphere())]
+    >>> path = interpolate(clouds, [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    >>> path(clouds[0]).x.round(decimals=2) + 0.0  # both points, though one is also in the other cloud
+    tensor([[0., 1., 0.],
+            [0., 1., 0.]], dtype=torch.float64)
+
+    Reference: Geshkovski, Rigollet, Ruiz-Balet 2026, arXiv 2411.04551v3, Theorems 1.1 and 1.2.
+    """
+    mus = sources_of(sources)
+    aims = targets_of(targets, mus)
+    tol, margin = checks.positive(tol, "tol"), checks.positive(margin, "margin")
+    least_hole, seed = checks.positive(least_hole, "least_hole"), checks.generator(rng)
+    checks.instance(shortcuts, bool, "shortcuts")
+    chosen = same(mus, aims)
+    for finer in FINER:
+        path = _build([mus[i] for i in chosen], [aims[i] for i in chosen], tol, finer, margin, least_hole, shortcuts, seed)
+        path._targets = tuple(aims)
+        path._measure(mus)
+        if path.status == "ok":
+            return path
+    raise ConvergenceError(f"{path!r}: errors {path.errors} are above tol = {tol:g}; raise tol.", path)
+
+
+def _build(
+    mus: list[Particles],
+    aims: list[Target],
+    tol: float,
+    finer: float,
+    margin: float,
+    least_hole: float,
+    shortcuts: bool,
+    rng: np.random.Generator,
+) -> Path:
+    kept = [mu.w.numpy() > 0 for mu in mus]
+    b = Builder(
+        [mu.x.numpy()[k] for mu, k in zip(mus, kept, strict=True)],
+        [mu.w.numpy()[k] for mu, k in zip(mus, kept, strict=True)],
+        rng,
+    )
+    b.groups = [[np.arange(len(x))] for x in b.x]
+    to_cap(b, least_hole)
+    uncolinear(b)
+    for i, aim in enumerate(aims):
+        disentangle(b, i, aim.w, margin, finer * tol)
+    apart = _apart(b)
+    _match(b, aims, finer * tol, shortcuts)
+    path = Path(b.pieces, aims, tol)
+    path.returned, path.disjoint = np.array(b.returned), apart
+    return path
+
+
+def _apart(b: Builder) -> float:
+    """The least distance between clusters of different sources, from their points."""
+    found = [math.inf]
+    for i, x in enumerate(b.x):
+        for y in b.x[i + 1 :]:
+            found.append(min(float(np.linalg.norm(y - p, axis=1).min()) for p in x[:: max(1, len(x) // 200)]))
+    return min(found)
+
+
+def _match(b: Builder, aims: list[Target], radius: float, shortcuts: bool) -> None:
+    """Bring clusters to their atoms; those that share one come near it first and are gathered there last."""
+    pairs = [(i, points, y) for i, aim in enumerate(aims) for points, y in zip(b.groups[i], aim.x, strict=True)]
+    ends = np.stack([y for *_, y in pairs])
+    shared, stages = _stages(ends, b.rng)
+    jobs = [Job(i, points, z) for (i, points, _), z in zip(pairs, stages, strict=True)]
+    match(b, jobs, shortcuts=shortcuts)
+    for y in shared:
+        mine = [k for k, end in enumerate(ends) if np.linalg.norm(end - y) < 1e-9]
+        _join(b, [jobs[k] for k in mine], [jobs[k] for k in range(len(jobs)) if k not in mine], y, radius)
+
+
+def _stages(ends: Array, rng: np.random.Generator) -> tuple[list[Array], Array]:
+    """Targets that occur more than once, and for each end itself, or a place of its own near it."""
+    stages, shared = ends.copy(), []
+    for y in np.unique(ends.round(9), axis=0):
+        mine = np.flatnonzero(np.linalg.norm(ends - y, axis=1) < 1e-8)
+        if len(mine) < 2:
+            continue
+        others = np.delete(ends, mine, 0)
+        nearest = float(np.linalg.norm(others - y, axis=1).min()) if len(others) else 2.0
+        r = min(STAGE, 0.4 * nearest)
+        plane = np.linalg.svd(ends[mine[0]][None])[2][1:][:2]
+        t = 2 * np.pi * np.arange(len(mine)) / len(mine) + float(rng.uniform(0, 6))
+        stages[mine] = math.cos(r) * ends[mine] + math.sin(r) * np.stack([np.cos(t), np.sin(t)], 1) @ plane
+        shared.append(ends[mine[0]])
+    return shared, unit(stages)
+
+
+def _join(b: Builder, mine: list[Job], rest: list[Job], y: Array, radius: float) -> None:
+    """One ball about a target that is shared, for as long as its clusters need."""
+    x = np.concatenate([b.x[job.source][job.points] for job in mine])
+    away = [float((b.x[job.source][job.points] @ y).max()) for job in rest]
+    low, high = float((x @ y).min()), max(away, default=-1.0)
+    gate = ball(y, math.acos((low + high) / 2), phase="join")
+    aim = np.full(len(x), math.asinh(1 / math.tan(radius)))
+    b.run(gate.during(float(gate.times(x, aim).max())))

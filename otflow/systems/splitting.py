@@ -1,0 +1,106 @@
+"""Gates on balls: gather a cloud in one point, or cut it into atoms of given masses.
+
+A gate a = z, c = -cos R, w = z is open on the ball B(z, R) and drives what is in it to z, so that a cloud is
+torn along the sphere of radius R: points at a distance delta inside it leave like delta exp(t sin^2 R). That is
+eq. (B.4) of Geshkovski, Rigollet, Ruiz-Balet 2026 with its signs turned: as printed, U = -1 z^T and
+b = cos R, the gate is open outside of the ball.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from otflow.systems.inputs import Array
+from otflow.systems.interpolation_builder import Builder, fail, unit
+from otflow.systems.interpolation_pieces import Piece
+
+TIED = 1e-9  # values nearer than this are one: no cut goes between them
+WIDEST = {2: 50.0, 3: 70.0}  # degrees from the middle to the outermost atoms
+FARTHEST = 75.0
+
+
+def ball(z: Array, R: float, time: float = 1.0, *, towards: Array | None = None, phase: str = "ball") -> Piece:
+    """The gate (x.z - cos R)_+, open on B(z, R), which drives towards z or another point.
+
+    Args:
+        z: unit vector (d,); R: angle, in (0, pi); time: how long; towards: unit vector, z if left out.
+
+    >>> gate = ball(np.array([0.0, 0.0, 1.0]), 0.5)
+    >>> bool(gate.gate(np.array([[0.0, 0.0, 1.0]])) > 0), bool(gate.gate(np.array([[0.0, 1.0, 0.0]])) > 0)
+    (True, False)
+
+    Reference: Geshkovski, Rigollet, Ruiz-Balet 2026, eq. (B.4) with U = 1 z^T, b = -cos R.
+    """
+    return Piece(time, z if towards is None else towards, speed=1.0, a=z, c=-math.cos(R), phase=phase)
+
+
+def rapidity(radius: float) -> float:
+    """That of a point at the given angle from the pole."""
+    return math.asinh(1 / math.tan(radius))
+
+
+def gather(b: Builder, i: int, e: Array, radius: float) -> list[Array]:
+    """Cluster mu^i within the radius of e; the gate lies half way between mu^i and the rest."""
+    every = np.arange(len(b.x[i]))
+    _close(b, i, every, e, radius, f"gather {i}")
+    return [every]
+
+
+def split(
+    b: Builder, i: int, e: Array, alpha: Array | None, masses: Array, radius: float
+) -> list[Array]:
+    """Cluster slices of mu^i, of the given masses, at points of a great circle orthogonal to alpha."""
+    m = len(masses)
+    phi = np.radians(WIDEST.get(m, FARTHEST)) * np.linspace(1, -1, m)
+    _close(b, i, np.arange(len(b.x[i])), e, 0.3 * float(phi[0] - phi[1]), f"narrow {i}")
+    across = _widest(b.x[i], e, alpha)
+    left, groups = np.arange(len(b.x[i])), [np.empty(0, int)] * m
+    for k in sorted(range(m), key=lambda k: -abs(phi[k]))[:-1]:
+        z = math.cos(phi[k]) * e + math.sin(phi[k]) * across
+        top, c = _slice(b.x[i], b.w[i], left, z, float(masses[k]), i)
+        _run(b, b.x[i][top], Piece(1.0, z, speed=1.0, a=z, c=-c, phase=f"split {i}"), radius)
+        groups[k], left = top, np.setdiff1d(left, top)
+    k = min(range(m), key=lambda k: (abs(phi[k]), -k))
+    z = math.cos(phi[k]) * e + math.sin(phi[k]) * across
+    _close(b, i, left, z, radius, f"split {i}")
+    groups[k] = left
+    return groups
+
+
+def _close(b: Builder, i: int, which: Array, z: Array, radius: float, phase: str) -> None:
+    """A gate at z that some points of mu^i are in and nothing else is, for as long as they need."""
+    mine = b.x[i][which]
+    rest = [np.delete(x, which, 0) if j == i else x for j, x in enumerate(b.x)]
+    high = max((float((x @ z).max()) for x in rest if len(x)), default=-1.0)
+    low = float((mine @ z).min())
+    if high >= low - 1e-6:
+        raise fail(f"source {i}: no gate parts what is to be gathered from the rest ({low:.3g} and {high:.3g})")
+    if float(np.arccos(np.clip(low, -1, 1))) > radius:
+        _run(b, mine, Piece(1.0, z, speed=1.0, a=z, c=-(low + high) / 2, phase=phase), radius)
+
+
+def _run(b: Builder, mine: Array, gate: Piece, radius: float) -> None:
+    aim = np.maximum(rapidity(radius), np.arctanh(np.clip(mine @ gate.pole, -1 + 1e-15, 1 - 1e-15)))
+    b.run(gate.during(float(gate.times(mine, aim).max())))
+
+
+def _widest(x: Array, e: Array, alpha: Array | None) -> Array:
+    """The direction orthogonal to e and alpha in which the cloud is widest."""
+    normal = e[None] if alpha is None else np.stack([e, alpha])
+    basis = np.linalg.svd(normal)[2][len(normal) :]
+    y = (x - x.mean(0)) @ basis.T
+    return unit(np.linalg.svd(y, full_matrices=False)[2][0] @ basis)
+
+
+def _slice(x: Array, w: Array, left: Array, z: Array, mass: float, i: int) -> tuple[Array, float]:
+    """Those of the points left that are highest along z, of about the mass, and the height of the cut."""
+    height = x[left] @ z
+    order = np.argsort(-height, kind="stable")
+    h, total = height[order], np.cumsum(w[left][order])
+    cuts = np.flatnonzero(h[:-1] - h[1:] > TIED)
+    if not len(cuts):
+        raise fail(f"source {i} has too few distinct points to be cut into the atoms of its target")
+    k = int(cuts[np.abs(total[cuts] - mass).argmin()])
+    return left[order[: k + 1]], float(h[k] + h[k + 1]) / 2
