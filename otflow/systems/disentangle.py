@@ -2,23 +2,29 @@
 
 One measure at a time (Geshkovski, Rigollet, Ruiz-Balet 2026, Lemma 3.3): attention with V = alpha alpha^T and
 alpha orthogonal to the barycentre of mu^i leaves mu^i where it is and drives all others towards alpha or
--alpha; a gate that only mu^i reaches gathers it; and V = -alpha alpha^T takes the others back where they were.
+-alpha; a gate that only mu^i reaches gathers it; and V = -alpha alpha^T puts the others back.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 
+from otflow import checks
 from otflow.systems.inputs import Array
 from otflow.systems.interpolation_builder import Builder, fail, unit
 from otflow.systems.interpolation_pieces import Circle, Piece, shifts
 from otflow.systems.splitting import gather, split
 
-SPREAD, CAP = 1.2, 1.0  # wider than this about the centre, all clouds are first driven into a cap of radius CAP
-ASIDE = 0.25  # how far from the circle of +-alpha others may be while a cloud is cut into atoms
+SPREAD, CAP = (
+    1.2,
+    0.75,
+)  # wider than this about the centre, all clouds are first driven into a cap of radius CAP
+ASIDE = 0.7  # how far from +-alpha others may be while a cloud is cut into atoms, as a distance from its line
 LATEST, GRID = 9.0, 90  # the longest time that attention drives clouds apart, and how finely it is searched
 TRIED, SAMPLE = 8, 1000  # directions that are tried in full, and points of a cloud that decide between them
 COLINEAR = 0.02  # barycentres at a smaller angle are first driven apart by a gate
@@ -47,9 +53,11 @@ def to_cap(b: Builder, least: float) -> None:
         return
     omega, radius = hole(x, b.rng)
     if radius < least:
-        raise fail(
-            f"the supports of the sources have no common hole of radius {least:g} (the largest that was found "
-            f"has {radius:.3g}), and the construction starts from one; move the sources, or lower least_hole"
+        checks.fail(
+            "largest hole in the supports of the sources",
+            f"a ball of radius {radius:.3g}",
+            f"the construction drives everything away from a common hole of radius {least:g}",
+            "move the sources, or lower least_hole",
         )
     time = math.log(math.tan((math.pi - radius) / 2) / math.tan(CAP / 2))
     if time > 0:
@@ -70,8 +78,8 @@ def uncolinear(b: Builder) -> None:
         b.run(found[1])
     if _angle(b.means()) < 1e-3:
         raise fail(
-            f"two sources have barycentres at an angle of {_angle(b.means()):.1e}, and no gate on a ball drives "
-            "these apart: the sources are too much alike to be told apart by their means"
+            f"two sources have barycentres at an angle of {_angle(b.means()):.1e}, and no gate on a ball "
+            "drives these apart: the sources are too much alike to be told apart by their means"
         )
 
 
@@ -83,16 +91,19 @@ def _angle(means: Array) -> float:
 
 
 def _angle_after(b: Builder, piece: Piece) -> float:
-    moved = [w @ piece.move(x, w) for x, w in zip(b.x, b.w, strict=True)]
+    few = [_thin(x, w, np.random.default_rng(0)) for x, w in zip(b.x, b.w, strict=True)]
+    moved = [w @ piece.move(x, w) for x, w in few]
     return _angle(np.stack(moved))
 
 
 def _balls(b: Builder) -> list[Piece]:
-    """Gates a = z, c = -cos R about points of the clouds, which gather a ball at its centre, or towards alpha."""
+    """Gates a = z, c = -cos R about points of the clouds, which gather a ball at its centre, or elsewhere."""
     x = np.concatenate(b.x)
     centres = x[b.rng.choice(len(x), min(len(x), 60), replace=False)]
     return [
-        Piece(4.0, unit(z + shift * b.rng.standard_normal(b.d)), speed=1.0, a=z, c=-math.cos(R), phase="balls")
+        Piece(
+            4.0, unit(z + shift * b.rng.standard_normal(b.d)), speed=1.0, a=z, c=-math.cos(R), phase="balls"
+        )
         for z in centres
         for R in (0.25, 0.5, 1.0)
         for shift in (0.0, 0.5)
@@ -102,37 +113,59 @@ def _balls(b: Builder) -> list[Piece]:
 # --- one measure at a time ---------------------------------------------------------------------------------
 
 
-def disentangle(b: Builder, i: int, masses: Array, margin: float, radius: float) -> None:
-    """Step i: drive the others aside, gather mu^i in one point (or an atom for each mass), drive them back."""
-    before = [x.copy() for x in b.x]
+def disentangle(b: Builder, i: int, margin: float, radius: float) -> None:
+    """Drive the others aside, gather mu^i within the radius of its barycentre, drive the others back."""
     e = unit(b.means()[i])
-    low = float((b.x[i] @ e).min())
-    level = low - 2 * margin if len(masses) == 1 else min(low - 2 * margin, ASIDE)
-    aside = _aside(b, i, e, level, atoms=len(masses) > 1)
+    level = float((b.x[i] @ e).min()) - 2 * margin
+    with _others_aside(b, i, e, level, _across(e, b.rng)) as alpha:
+        gather(b, i, e, radius)
+    b.alphas[i] = alpha
+
+
+def carve(b: Builder, i: int, masses: Array, radius: float) -> None:
+    """The same, but mu^i, small by now and apart from others, is cut into an atom for each mass.
+
+    The mean of a fresh sample is not quite orthogonal to alpha, and attention shifts the sample along alpha
+    by its error, amplified. The cuts are parallel to alpha, so that this changes no mass: the alpha of the
+    step before is kept.
+    """
+    e, old = unit(b.means()[i]), b.alphas[i]
+    alphas = _across(e, b.rng)
+    if (
+        old is not None
+        and _when(_others(b, i), mine := unit(old - (old @ e) * e), e, ASIDE, True).excess == 0
+    ):
+        alphas = mine[None]
+    with _others_aside(b, i, e, ASIDE, alphas, atoms=True) as alpha:
+        b.groups[i] = split(b, i, e, alpha, masses, radius)
+
+
+@contextmanager
+def _others_aside(
+    b: Builder, i: int, e: Array, level: float, alphas: Array, *, atoms: bool = False
+) -> Iterator[Array | None]:
+    """Attention before and, turned, after: the others come back to where they were."""
+    before = list(b.x)
+    aside = _aside(b, i, e, level, alphas, atoms=atoms)
     if aside is not None:
         b.run(aside)
-    alpha = None if aside is None else aside.pole
-    if len(masses) == 1:
-        b.groups[i] = gather(b, i, e, radius)
-    else:
-        b.groups[i] = split(b, i, e, alpha, masses, radius)
+    yield None if aside is None else aside.pole
     if aside is not None:
         b.run(aside.reverse(f"restore {i}"))
     others = [np.abs(x - y).max() for j, (x, y) in enumerate(zip(b.x, before, strict=True)) if j != i]
     b.returned.append(float(max(others, default=0.0)))
 
 
-def _aside(b: Builder, i: int, e: Array, level: float, *, atoms: bool) -> Piece | None:
-    """V = alpha alpha^T for the shortest time after which the others are below the level; None if they are."""
-    if max((_height(x, e, atoms) for j, x in enumerate(b.x) if j != i), default=-1.0) <= level:
+def _aside(b: Builder, i: int, e: Array, level: float, alphas: Array, *, atoms: bool) -> Piece | None:
+    """V = alpha alpha^T for the least time after which the others are below the level; None if they are."""
+    others = _others(b, i)
+    if not others or (not atoms and max(float((x @ e).max()) for x, _ in others) <= level):
         return None
-    means = np.delete(b.means(), i, 0)
-    alphas = _across(e, b.rng)
+    means = np.stack([w @ x for x, w in others])
     ranked = alphas[np.argsort(-np.abs(means @ alphas.T).min(0))[:: _stride(len(alphas))][:TRIED]]
-    few = [_thin(x, w, b.rng) for j, (x, w) in enumerate(zip(b.x, b.w, strict=True)) if j != i]
+    few = [_thin(x, w, b.rng) for x, w in others]
     first = min(ranked, key=lambda alpha: _when(few, alpha, e, level, atoms))
-    full = [(x, w) for j, (x, w) in enumerate(zip(b.x, b.w, strict=True)) if j != i]
-    _, time, height = _when(full, first, e, level, atoms)
+    _, time, height = _when(others, first, e, level, atoms)
     low = float((b.x[i] @ e).min())
     if height >= low - 1e-3:
         raise fail(
@@ -141,6 +174,10 @@ def _aside(b: Builder, i: int, e: Array, level: float, *, atoms: bool) -> Piece 
             "diameter, or barycentres farther apart, are needed"
         )
     return Piece(time, first, gain=1.0, phase=f"disentangle {i}")
+
+
+def _others(b: Builder, i: int) -> list[tuple[Array, Array]]:
+    return [(x, w) for j, (x, w) in enumerate(zip(b.x, b.w, strict=True)) if j != i]
 
 
 class _Aside(NamedTuple):
@@ -156,18 +193,16 @@ def _stride(n: int) -> int:
     return max(1, n // (5 * TRIED))
 
 
-def _height(x: Array, e: Array, atoms: bool) -> float:
-    """max x.e; what is to be cut into atoms needs more room, and never goes without attention."""
-    return 1.0 if atoms else float((x @ e).max())
-
-
 def _across(e: Array, rng: np.random.Generator) -> Array:
     """Directions orthogonal to e: evenly on a half circle for d = 3, else drawn."""
     basis = np.linalg.svd(e[None])[2][1:]
     if len(e) == 3:
         t = np.pi * np.arange(160) / 160
-        return np.stack([np.cos(t), np.sin(t)], 1) @ basis
-    return unit(rng.standard_normal((600, len(e) - 1))) @ basis
+        drawn = np.stack([np.cos(t), np.sin(t)], 1)
+    else:
+        drawn = unit(rng.standard_normal((600, len(e) - 1)))
+    out: Array = drawn @ basis
+    return out
 
 
 def _thin(x: Array, w: Array, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -177,9 +212,7 @@ def _thin(x: Array, w: Array, rng: np.random.Generator) -> tuple[Array, Array]:
     return x[kept], w[kept] / w[kept].sum()
 
 
-def _when(
-    others: list[tuple[Array, Array]], alpha: Array, e: Array, level: float, atoms: bool
-) -> _Aside:
+def _when(others: list[tuple[Array, Array]], alpha: Array, e: Array, level: float, atoms: bool) -> _Aside:
     """The first time at which all others are below the level, and how high they are; else the best time."""
     times = LATEST * np.arange(1, GRID + 1) / GRID
     height = np.full(GRID, -1.0)

@@ -10,10 +10,11 @@ Ruiz-Balet, "Measure-to-measure interpolation using Transformers", Found. Comput
 2411.04551v3, Theorems 1.1 and 1.2). No field that is the same for all measures could do this where their
 supports overlap; attention tells them apart by their means.
 
-`interpolate` builds theta from samples: clouds are disentangled one at a time, gathered in points (or cut into
-atoms), and the points are brought to their targets one at a time. The `Path` that comes out can be run on any
-other measure. B = 0 throughout, so that A_B[mu] is the mean of mu and every piece is a closed form. This, the
-single direction alpha for each measure, and gates that gather instead of a phase of clustering, are ours.
+`interpolate` builds theta from samples: clouds are disentangled one at a time, gathered in points (or cut
+into atoms), and the points are brought to their targets one at a time. The `Path` that comes out
+can be run on any other measure. B = 0 throughout, so that A_B[mu] is the mean of mu and pieces are closed
+forms. This, one direction alpha for each measure, and gates that gather instead of a phase of clustering, are
+ours.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ from otflow import checks
 from otflow.errors import ConvergenceError
 from otflow.fields import VelocityField
 from otflow.measures import Particles
-from otflow.spaces import Sphere
-from otflow.systems.disentangle import disentangle, to_cap, uncolinear
+from otflow.systems.disentangle import carve, disentangle, to_cap, uncolinear
 from otflow.systems.inputs import Array
 from otflow.systems.interpolation_builder import Builder, unit
 from otflow.systems.interpolation_inputs import Target, dimension, same, sources_of, targets_of
@@ -41,6 +41,7 @@ from otflow.systems.splitting import ball
 __all__ = ["interpolate", "Path", "Frames", "Piece", "ball", "MeanAttention"]
 
 FINER = (1 / 30, 1 / 1000, 1 / 30000)  # radii of clusters over tol that are tried in turn
+SMALL = 0.02  # radius of the clusters that are then cut into atoms
 STAGE = 0.3  # clusters with one target come so near to it before they are gathered there
 
 
@@ -77,7 +78,7 @@ class Path:
     @property
     def d(self) -> int:
         """Dimension of the space around the sphere."""
-        return self._targets[0].x.shape[1]
+        return int(self._targets[0].x.shape[1])
 
     @property
     def edges(self) -> Array:
@@ -91,7 +92,7 @@ class Path:
 
     @property
     def margins(self) -> Array:
-        """min |a.x + c| over the sources as each gate begins; inf for attention and gates open everywhere."""
+        """min |a.x + c| over the sources as a gate begins, one that it cuts left out; inf if always open."""
         return np.array([piece.margin for piece in self.pieces])
 
     @property
@@ -198,40 +199,50 @@ def interpolate(
     checks.instance(shortcuts, bool, "shortcuts")
     chosen = same(mus, aims)
     for finer in FINER:
-        path = _build([mus[i] for i in chosen], [aims[i] for i in chosen], tol, finer, margin, least_hole, shortcuts, seed)
-        path._targets = tuple(aims)
+        b = _builder([mus[i] for i in chosen], seed)
+        plan = Plan([aims[i] for i in chosen], finer * tol, margin, least_hole, shortcuts)
+        try:
+            apart = _build(b, plan)
+        except ConvergenceError as error:
+            raise ConvergenceError(f"{error}.", Path(b.pieces, aims, tol)) from None
+        path = Path(b.pieces, aims, tol)
+        path.returned, path.disjoint = np.array(b.returned), apart
         path._measure(mus)
         if path.status == "ok":
             return path
     raise ConvergenceError(f"{path!r}: errors {path.errors} are above tol = {tol:g}; raise tol.", path)
 
 
-def _build(
-    mus: list[Particles],
-    aims: list[Target],
-    tol: float,
-    finer: float,
-    margin: float,
-    least_hole: float,
-    shortcuts: bool,
-    rng: np.random.Generator,
-) -> Path:
-    kept = [mu.w.numpy() > 0 for mu in mus]
-    b = Builder(
-        [mu.x.numpy()[k] for mu, k in zip(mus, kept, strict=True)],
-        [mu.w.numpy()[k] for mu, k in zip(mus, kept, strict=True)],
-        rng,
-    )
-    b.groups = [[np.arange(len(x))] for x in b.x]
-    to_cap(b, least_hole)
+class Plan(NamedTuple):
+    """What is to be built."""
+
+    aims: list[Target]
+    radius: float  # of the clusters
+    margin: float
+    least_hole: float
+    shortcuts: bool
+
+
+def _builder(mus: list[Particles], rng: np.random.Generator) -> Builder:
+    """The clouds, without points that have no mass."""
+    pairs = [(mu.x.numpy(), mu.w.numpy()) for mu in mus]
+    b = Builder([x[w > 0] for x, w in pairs], [w[w > 0] for _, w in pairs], rng)
+    b.groups, b.alphas = [[np.arange(len(x))] for x in b.x], [None for _ in b.x]
+    return b
+
+
+def _build(b: Builder, plan: Plan) -> float:
+    """All pieces; returned is how far apart the sources are once they are disentangled."""
+    to_cap(b, plan.least_hole)
     uncolinear(b)
-    for i, aim in enumerate(aims):
-        disentangle(b, i, aim.w, margin, finer * tol)
+    for i, aim in enumerate(plan.aims):
+        disentangle(b, i, plan.margin, plan.radius if len(aim.w) == 1 else SMALL)
     apart = _apart(b)
-    _match(b, aims, finer * tol, shortcuts)
-    path = Path(b.pieces, aims, tol)
-    path.returned, path.disjoint = np.array(b.returned), apart
-    return path
+    for i, aim in enumerate(plan.aims):
+        if len(aim.w) > 1:
+            carve(b, i, aim.w, plan.radius)
+    _match(b, plan.aims, plan.radius, plan.shortcuts)
+    return apart
 
 
 def _apart(b: Builder) -> float:
@@ -239,13 +250,15 @@ def _apart(b: Builder) -> float:
     found = [math.inf]
     for i, x in enumerate(b.x):
         for y in b.x[i + 1 :]:
-            found.append(min(float(np.linalg.norm(y - p, axis=1).min()) for p in x[:: max(1, len(x) // 200)]))
+            found += [float(np.linalg.norm(y - p, axis=1).min()) for p in x[:: max(1, len(x) // 200)]]
     return min(found)
 
 
 def _match(b: Builder, aims: list[Target], radius: float, shortcuts: bool) -> None:
     """Bring clusters to their atoms; those that share one come near it first and are gathered there last."""
-    pairs = [(i, points, y) for i, aim in enumerate(aims) for points, y in zip(b.groups[i], aim.x, strict=True)]
+    pairs = [
+        (i, points, y) for i, aim in enumerate(aims) for points, y in zip(b.groups[i], aim.x, strict=True)
+    ]
     ends = np.stack([y for *_, y in pairs])
     shared, stages = _stages(ends, b.rng)
     jobs = [Job(i, points, z) for (i, points, _), z in zip(pairs, stages, strict=True)]

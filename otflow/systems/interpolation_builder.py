@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from otflow.errors import ConvergenceError
 from otflow.systems.inputs import Array
 from otflow.systems.interpolation_pieces import Piece
+
+Indices: TypeAlias = NDArray[np.int64]
 
 
 @dataclass
@@ -19,18 +23,25 @@ class Builder:
     w: list[Array]
     rng: np.random.Generator
     pieces: list[Piece] = field(default_factory=list)
-    groups: list[list[Array]] = field(default_factory=list)  # of each cloud: the points that go to each atom
-    returned: list[float] = field(default_factory=list)  # how far step i leaves the others from where they were
+    groups: list[list[Indices]] = field(
+        default_factory=list
+    )  # of each cloud: the points that go to each atom
+    alphas: list[Array | None] = field(
+        default_factory=list
+    )  # that drove the others aside when it was gathered
+    returned: list[float] = field(
+        default_factory=list
+    )  # how far step i leaves the others from where they were
 
     @property
     def d(self) -> int:
-        return self.x[0].shape[1]
+        return int(self.x[0].shape[1])
 
-    def run(self, piece: Piece) -> None:
-        """Move all clouds, and note what the gate had to spare."""
+    def run(self, piece: Piece, cut: int | None = None) -> None:
+        """Move all clouds, and note what the gate had to spare; a cloud that it cuts is left out of that."""
         if piece.gain == 0 and piece.a is not None:
-            spare = min(float(np.abs(piece.gate(x)).min()) for x in self.x)
-            piece = replace(piece, margin=min(spare, piece.margin))
+            spare = [float(np.abs(piece.gate(x)).min()) for j, x in enumerate(self.x) if j != cut]
+            piece = replace(piece, margin=min(spare, default=np.inf))
         self.x = [piece.move(x, w) for x, w in zip(self.x, self.w, strict=True)]
         self.pieces.append(piece)
 
@@ -45,4 +56,5 @@ def unit(x: Array) -> Array:
 
 
 def fail(words: str) -> ConvergenceError:
+    """A step that cannot be done; `interpolate` adds what was built until then."""
     return ConvergenceError(words, None)

@@ -14,7 +14,7 @@ from otflow.measures import Particles
 from otflow.spaces import Sphere
 from otflow.systems.inputs import Array
 
-MOST = 12  # atoms of a target
+MOST = 9  # atoms of a target
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Target:
     w: Array
 
     def nearest(self, mu: Particles) -> tuple[float, Array]:
-        """The largest angle between points of mu and the atom that is nearest to each; masses at each atom."""
+        """The largest angle between points of mu and the atom nearest to each; masses at each atom."""
         mass, x = mu.w.numpy(), mu.x.numpy()
         apart = np.linalg.norm(x[:, None] - self.x, axis=2)
         k = apart.argmin(1)
         worst = float(apart.min(1)[mass > 0].max())
         angle = 2 * float(np.arcsin(min(worst / 2, 1.0)))
-        return angle, np.bincount(k, weights=mass, minlength=len(self.x))
+        return angle, np.bincount(k, weights=mass, minlength=len(self.x)).astype(np.float64)
 
     def equals(self, other: Target) -> bool:
         return self.x.shape == other.x.shape and bool(
@@ -43,7 +43,9 @@ def dimension(mu: Any, name: str) -> Particles:
     """Particles on a sphere of dimension at least two, without batch axes, in float64 and without graph."""
     checks.instance(mu, Particles, name)
     if not isinstance(mu.space, Sphere):
-        checks.fail(f"{name}.space", mu.space, "measures on the unit sphere are needed", "pass space=Sphere()")
+        checks.fail(
+            f"{name}.space", mu.space, "measures on the unit sphere are needed", "pass space=Sphere()"
+        )
     if mu.batch:
         checks.fail(f"{name}.x.shape", tuple(mu.x.shape), "one measure is needed, (n, d)", "pass one by one")
     if mu.d < 3:
@@ -74,8 +76,10 @@ def sources_of(sources: Any) -> list[Particles]:
 
 def targets_of(targets: Any, mus: list[Particles]) -> list[Target]:
     """A target for every source, on the same sphere."""
-    if isinstance(targets, Particles) or isinstance(targets, str) or not hasattr(targets, "__len__"):
-        checks.fail("targets", f"{targets!r:.60}", "a target for each source is needed", "pass a list of them")
+    if isinstance(targets, Particles | str) or not hasattr(targets, "__len__"):
+        checks.fail(
+            "targets", f"{targets!r:.60}", "a target for each source is needed", "pass a list of them"
+        )
     if len(targets) != len(mus):
         checks.fail(
             "len(targets)", len(targets), f"there are {len(mus)} sources", "pass one target for each of them"
@@ -91,15 +95,22 @@ def _target(value: Any, name: str, mu: Particles) -> Target:
     else:
         point = checks.tensor(value, name).detach().cpu().double()
         if point.ndim != 1:
-            checks.fail(f"{name}.shape", tuple(point.shape), f"a point ({mu.d},) or Particles is needed", "pass one")
+            checks.fail(
+                f"{name}.shape", tuple(point.shape), f"a point ({mu.d},) or Particles is needed", "pass one"
+            )
         x, w = _on_sphere(point, name), np.ones(1)
     if x.shape[1] != mu.d:
-        checks.fail(f"{name}.d", x.shape[1], f"the sources have d = {mu.d}", "pass a target in the same space")
+        checks.fail(
+            f"{name}.d", x.shape[1], f"the sources have d = {mu.d}", "pass a target in the same space"
+        )
     if len(x) > MOST:
         checks.fail(f"{name}.n", len(x), f"a target of at most {MOST} atoms is needed", "take fewer atoms")
     if len(x) > int((mu.w > 0).sum()):
         checks.fail(
-            f"{name}.n", len(x), f"its source has {int((mu.w > 0).sum())} points", "take fewer atoms, or more points"
+            f"{name}.n",
+            len(x),
+            f"its source has {int((mu.w > 0).sum())} points",
+            "take fewer atoms, or more points",
         )
     return Target(x, w)
 

@@ -7,7 +7,7 @@ are enough here, and both move every point along the great circle through it and
 rapidity s = atanh(x.p) is the natural coordinate: x = tanh(s) p + sech(s) e, with e orthogonal to p.
 
 * V = g p p^T, w = 0: all points of mu have the same shift, s -> s + S(t), S' = g E_mu[tanh(s + S)].
-* V = 0, w = |w| p: s' = |w| (A tanh s + E sech s + c)_+ with A = a.p and E = a.e, and time is elementary in s.
+* V = 0, w = |w| p: s' = |w| (A tanh s + E sech s + c)_+ with A = a.p, E = a.e, and time is elementary in s.
 
 A piece run with the sign of V or w turned is its inverse, on the same measure.
 """
@@ -23,15 +23,20 @@ import torch
 from scipy.integrate import solve_ivp
 from torch import Tensor
 
+from otflow.driver import flow
 from otflow.fields import Layers, Perceptron, VelocityField
 from otflow.fields.base import Carry
 from otflow.fields.tokens import TokenField
 from otflow.fields.weights import Weight, fits
 from otflow.measures import Particles
+from otflow.spaces import Sphere
+from otflow.steppers import Dopri5
 from otflow.systems.inputs import Array
 
 FINEST = 1e-150  # a point so near the pole, or its antipode, is taken to be there
-NEAR = 1e-7  # how close |c| may come to |A|, where the closed form of a gate divides by zero
+NEAR = (
+    1e-4  # where |c| is so close to |a.p|, the closed form of a gate has lost eight digits, and flow serves
+)
 LAST = 300.0  # rapidities beyond this are at the pole in floating point, many times over
 SOLVER = {"method": "DOP853", "rtol": 1e-12, "atol": 1e-13}
 
@@ -121,7 +126,17 @@ class Piece:
             path = Circle.of(x, self.pole)
             total = shifts(path.s, weights, self.gain, np.array([self.time]))[0]
             return path.at(path.s + total)
-        return self._through(x)
+        return self._flown(x, weights) if self.awkward else self._through(x)
+
+    @property
+    def awkward(self) -> bool:
+        """Whether the edge of the gate runs through the pole or its antipode, where the closed form fails."""
+        return abs(abs(self.c) - abs(float(self.direction @ self.pole))) < NEAR
+
+    def _flown(self, x: Array, weights: Array) -> Array:
+        mu = Particles(x, w=weights / weights.sum(), space=Sphere())
+        traj = flow(mu, as_field([self]), Dopri5(1e-11, 1e-13), t1=self.time, save_at=[self.time])
+        return np.asarray(traj.final.coords[0].numpy())
 
     def _through(self, x: Array) -> Array:
         open_ = self.gate(x) > 0
@@ -159,10 +174,7 @@ class _Gate(NamedTuple):
 
     @classmethod
     def of(cls, path: Circle, piece: Piece) -> _Gate:
-        A, c = float(piece.direction @ path.pole), piece.c
-        if abs(abs(c) - abs(A)) < NEAR:  # the edge of the gate runs through a pole: move it by a hair
-            c += 2 * NEAR if c >= 0 else -2 * NEAR
-        return cls(path.s, A, path.e @ piece.direction, c)
+        return cls(path.s, float(piece.direction @ path.pole), path.e @ piece.direction, piece.c)
 
     def rise(self, s: Array) -> Array:
         """cosh(s) s', halved exponentials kept together."""
@@ -170,7 +182,7 @@ class _Gate(NamedTuple):
         return out
 
     def clock(self, s: Array) -> Array:
-        """|w| t as a function of s: (c s - A log G - 2 E c J) / (c^2 - A^2), G = cosh(s) s', J = int e^s / 2G."""
+        """|w| t in terms of s: (c s - A log G - 2 E c J) / (c^2 - A^2), G = cosh(s) s', J' = e^s / 2G."""
         square = self.c**2 - self.A**2
         gap = self.E**2 - square
         gap = np.where(np.abs(gap) < 1e-14, np.where(gap < 0, -1e-14, 1e-14), gap)
@@ -179,7 +191,9 @@ class _Gate(NamedTuple):
             J = np.where(
                 gap < 0, np.arctan(y / root) / root, np.log(np.abs((y - root) / (y + root))) / (2 * root)
             )
-            out: Array = (self.c * s - self.A * np.log(np.abs(self.rise(s))) - 2 * self.E * self.c * J) / square
+            out: Array = (
+                self.c * s - self.A * np.log(np.abs(self.rise(s))) - 2 * self.E * self.c * J
+            ) / square
         return out
 
     def end(self) -> Array:

@@ -1,9 +1,9 @@
 """Second half of the interpolation: points go to their targets one at a time, and the others stay.
 
-One gate on a half-space that has the way of the point in it, and no other point, moves it in one piece (ours).
+One gate on a half-space that has the way of a point in it, and no other point, moves it in one piece (ours).
 Where there is none, the others are first gathered in a small ball (Geshkovski, Rigollet, Ruiz-Balet 2026,
-Prop. 4.2): gates +-gamma.x > eps/2, with gamma orthogonal to the way, drive them to omega, then a gate that is
-open outside of the ball moves the point, and the first gates, turned, put the others back.
+Prop. 4.2): gates +-gamma.x > eps/2, with gamma orthogonal to the way, drive them to omega, then a gate that
+is open outside of the ball moves the point, and the first gates, turned, put the others back.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 from scipy.optimize import nnls
 
 from otflow.systems.inputs import Array
-from otflow.systems.interpolation_builder import Builder, fail, unit
-from otflow.systems.interpolation_pieces import Piece
+from otflow.systems.interpolation_builder import Builder, Indices, fail, unit
+from otflow.systems.interpolation_pieces import NEAR, Piece
 from otflow.systems.splitting import rapidity
 
 BALL, TILT = 3 * math.pi / 16, math.pi / 8
 INSIDE = BALL - TILT - 0.1  # gathered points come so near to omega_+-
-ENOUGH = 0.05  # a gate with so much to spare is good
+ENOUGH = 0.03  # a gate with so much to spare is good
 WAYPOINTS, NORMALS = 150, 300
 ANTIPODAL = 0.2  # |p + y| below which the way from p to y is not tried
 HERE = 1e-12
@@ -39,7 +39,7 @@ class Job(NamedTuple):
     """Points of a cloud, as one cluster, and where it is to go."""
 
     source: int
-    points: Array  # indices
+    points: Indices
     target: Array  # (d,)
 
 
@@ -124,7 +124,9 @@ def _parting(one: Array, other: Array) -> Array:
     weight = 100.0  # of the two sums that are one
     sums = weight * np.stack([np.r_[np.ones(len(one)), np.zeros(len(other))]] * 2)
     sums[1] = weight - sums[1]
-    parts = nnls(np.vstack([np.hstack([one.T, -other.T]), sums]), np.r_[np.zeros(one.shape[1]), weight, weight])[0]
+    parts = nnls(
+        np.vstack([np.hstack([one.T, -other.T]), sums]), np.r_[np.zeros(one.shape[1]), weight, weight]
+    )[0]
     normal = one.T @ parts[: len(one)] - other.T @ parts[len(one) :]
     length = float(np.linalg.norm(normal))
     return unit(one[0] - other[0]) if length < 1e-9 else normal / length
@@ -134,6 +136,8 @@ def _along(p: Array, y: Array, a: Array | None, c: float, phase: str) -> Piece:
     """w beyond y on the great circle, half way between p and y at a right angle, until p is at y."""
     pole = unit(y - p)
     piece = Piece(1.0, pole, speed=1.0, a=a, c=c, phase=phase)
+    if piece.awkward:
+        piece = replace(piece, c=c + 4 * NEAR)
     s = np.array([math.asinh(float(y @ pole) / float(np.linalg.norm(y - (y @ pole) * pole)))])
     return piece.during(float(piece.times(p[None], s)[0]))
 
@@ -174,7 +178,8 @@ def _normal(p: Array, y: Array, others: Array, rng: np.random.Generator) -> Arra
         plane = p[None]
     basis = np.linalg.svd(plane)[2][len(plane) :]
     drawn = unit(rng.standard_normal((NORMALS, len(basis)))) @ basis if len(basis) > 1 else basis
-    return drawn[int(np.abs(others @ drawn.T).min(0).argmax())]
+    best: Array = drawn[int(np.abs(others @ drawn.T).min(0).argmax())]
+    return best
 
 
 def _gathered_bent(p: Array, y: Array, others: Array, rng: np.random.Generator) -> Way:

@@ -1,8 +1,8 @@
 """Gates on balls: gather a cloud in one point, or cut it into atoms of given masses.
 
 A gate a = z, c = -cos R, w = z is open on the ball B(z, R) and drives what is in it to z, so that a cloud is
-torn along the sphere of radius R: points at a distance delta inside it leave like delta exp(t sin^2 R). That is
-eq. (B.4) of Geshkovski, Rigollet, Ruiz-Balet 2026 with its signs turned: as printed, U = -1 z^T and
+torn along the sphere of radius R: points at a distance delta inside it leave like delta exp(t sin^2 R). It
+is eq. (B.4) of Geshkovski, Rigollet, Ruiz-Balet 2026 with its signs turned: as printed, U = -1 z^T and
 b = cos R, the gate is open outside of the ball.
 """
 
@@ -13,15 +13,20 @@ import math
 import numpy as np
 
 from otflow.systems.inputs import Array
-from otflow.systems.interpolation_builder import Builder, fail, unit
+from otflow.systems.interpolation_builder import Builder, Indices, fail, unit
 from otflow.systems.interpolation_pieces import Piece
 
 TIED = 1e-9  # values nearer than this are one: no cut goes between them
-WIDEST = {2: 50.0, 3: 70.0}  # degrees from the middle to the outermost atoms
-FARTHEST = 75.0
+OUTERMOST, SHRINK = (
+    25.0,
+    0.42,
+)  # degrees from the middle to the outermost atoms, and how much nearer the next are
+SMALL = 0.2  # radius of the cloud over the angle to the innermost atoms
 
 
-def ball(z: Array, R: float, time: float = 1.0, *, towards: Array | None = None, phase: str = "ball") -> Piece:
+def ball(
+    z: Array, R: float, time: float = 1.0, *, towards: Array | None = None, phase: str = "ball"
+) -> Piece:
     """The gate (x.z - cos R)_+, open on B(z, R), which drives towards z or another point.
 
     Args:
@@ -41,49 +46,67 @@ def rapidity(radius: float) -> float:
     return math.asinh(1 / math.tan(radius))
 
 
-def gather(b: Builder, i: int, e: Array, radius: float) -> list[Array]:
+def gather(b: Builder, i: int, e: Array, radius: float) -> None:
     """Cluster mu^i within the radius of e; the gate lies half way between mu^i and the rest."""
-    every = np.arange(len(b.x[i]))
-    _close(b, i, every, e, radius, f"gather {i}")
-    return [every]
+    _close(b, i, np.arange(len(b.x[i])), e, radius, f"gather {i}")
 
 
-def split(
-    b: Builder, i: int, e: Array, alpha: Array | None, masses: Array, radius: float
-) -> list[Array]:
+def split(b: Builder, i: int, e: Array, alpha: Array | None, masses: Array, radius: float) -> list[Indices]:
     """Cluster slices of mu^i, of the given masses, at points of a great circle orthogonal to alpha."""
     m = len(masses)
-    phi = np.radians(WIDEST.get(m, FARTHEST)) * np.linspace(1, -1, m)
-    _close(b, i, np.arange(len(b.x[i])), e, 0.3 * float(phi[0] - phi[1]), f"narrow {i}")
+    phi = _places(m)
+    _close(b, i, np.arange(len(b.x[i])), e, SMALL * float(np.abs(phi[:-1]).min()), f"gather {i}")
     across = _widest(b.x[i], e, alpha)
-    left, groups = np.arange(len(b.x[i])), [np.empty(0, int)] * m
-    for k in sorted(range(m), key=lambda k: -abs(phi[k]))[:-1]:
-        z = math.cos(phi[k]) * e + math.sin(phi[k]) * across
-        top, c = _slice(b.x[i], b.w[i], left, z, float(masses[k]), i)
-        _run(b, b.x[i][top], Piece(1.0, z, speed=1.0, a=z, c=-c, phase=f"split {i}"), radius)
-        groups[k], left = top, np.setdiff1d(left, top)
-    k = min(range(m), key=lambda k: (abs(phi[k]), -k))
-    z = math.cos(phi[k]) * e + math.sin(phi[k]) * across
-    _close(b, i, left, z, radius, f"split {i}")
-    groups[k] = left
-    return groups
+    left, groups = np.arange(len(b.x[i])), []
+    for angle, mass in zip(phi[:-1], masses[:-1], strict=True):
+        z = math.cos(angle) * e + math.sin(angle) * across
+        top, c = _slice(b.x[i], b.w[i], left, z, float(mass), i)
+        _insist(c, _rest(b, i, left) @ z, i)
+        _run(b, b.x[i][top], Piece(1.0, z, speed=1.0, a=z, c=-c, phase=f"split {i}"), radius, cut=i)
+        groups.append(top)
+        left = np.setdiff1d(left, top)
+    _close(b, i, left, e, radius, f"split {i}")
+    return [*groups, left]
 
 
-def _close(b: Builder, i: int, which: Array, z: Array, radius: float, phase: str) -> None:
+def _places(m: int) -> Array:
+    """Angles from e at which atoms gather, outermost first, on both sides in turn, the last at e itself.
+
+    A gate at phi whose edge is near e must not reach the atom before it on the same side, so that angles
+    shrink by more than a half.
+    """
+    k = np.arange(m - 1)
+    return np.append(math.radians(OUTERMOST) * SHRINK ** (k // 2) * (-1.0) ** k, 0.0)
+
+
+def _close(b: Builder, i: int, which: Indices, z: Array, radius: float, phase: str) -> None:
     """A gate at z that some points of mu^i are in and nothing else is, for as long as they need."""
     mine = b.x[i][which]
-    rest = [np.delete(x, which, 0) if j == i else x for j, x in enumerate(b.x)]
-    high = max((float((x @ z).max()) for x in rest if len(x)), default=-1.0)
-    low = float((mine @ z).min())
-    if high >= low - 1e-6:
-        raise fail(f"source {i}: no gate parts what is to be gathered from the rest ({low:.3g} and {high:.3g})")
+    low, heights = float((mine @ z).min()), _rest(b, i, which) @ z
+    high = float(heights.max(initial=-1.0))
+    _insist(low, heights, i)
     if float(np.arccos(np.clip(low, -1, 1))) > radius:
         _run(b, mine, Piece(1.0, z, speed=1.0, a=z, c=-(low + high) / 2, phase=phase), radius)
 
 
-def _run(b: Builder, mine: Array, gate: Piece, radius: float) -> None:
+def _rest(b: Builder, i: int, which: Indices) -> Array:
+    """All points but some of mu^i, (n, d)."""
+    return np.concatenate([np.delete(x, which, 0) if j == i else x for j, x in enumerate(b.x)])
+
+
+def _insist(low: float, heights: Array, i: int) -> None:
+    """The edge of a gate, or the lowest point that is to be in it, must be above all that is not."""
+    high = float(heights.max(initial=-1.0))
+    if high >= low - 1e-6:
+        raise fail(
+            f"source {i}: no gate parts what is to be gathered from the rest ({low:.3g} and {high:.3g})"
+        )
+
+
+def _run(b: Builder, mine: Array, gate: Piece, radius: float, cut: int | None = None) -> None:
+    """The gate, until what is in it is within the radius of its pole."""
     aim = np.maximum(rapidity(radius), np.arctanh(np.clip(mine @ gate.pole, -1 + 1e-15, 1 - 1e-15)))
-    b.run(gate.during(float(gate.times(mine, aim).max())))
+    b.run(gate.during(float(gate.times(mine, aim).max())), cut)
 
 
 def _widest(x: Array, e: Array, alpha: Array | None) -> Array:
@@ -94,7 +117,7 @@ def _widest(x: Array, e: Array, alpha: Array | None) -> Array:
     return unit(np.linalg.svd(y, full_matrices=False)[2][0] @ basis)
 
 
-def _slice(x: Array, w: Array, left: Array, z: Array, mass: float, i: int) -> tuple[Array, float]:
+def _slice(x: Array, w: Array, left: Indices, z: Array, mass: float, i: int) -> tuple[Indices, float]:
     """Those of the points left that are highest along z, of about the mass, and the height of the cut."""
     height = x[left] @ z
     order = np.argsort(-height, kind="stable")
