@@ -30,7 +30,7 @@ TRIED, SAMPLE = 8, 1000  # directions that are tried in full, and points of a cl
 COLINEAR = 0.02  # barycentres at a smaller angle are first driven apart by a gate
 
 
-# --- to a cap -------------------------------------------------------------------------------------------
+# --- to a cap ------------------------------------------------------------------------------------------
 
 
 def hole(x: Array, rng: np.random.Generator) -> tuple[Array, float]:
@@ -64,7 +64,7 @@ def to_cap(b: Builder, least: float) -> None:
         b.run(Piece(time, -omega, speed=1.0, phase="to a cap"))
 
 
-# --- colinear barycentres --------------------------------------------------------------------------------
+# --- colinear barycentres ------------------------------------------------------------------------------
 
 
 def uncolinear(b: Builder) -> None:
@@ -110,7 +110,7 @@ def _balls(b: Builder) -> list[Piece]:
     ]
 
 
-# --- one measure at a time ---------------------------------------------------------------------------------
+# --- one measure at a time -----------------------------------------------------------------------------
 
 
 def disentangle(b: Builder, i: int, margin: float, radius: float) -> None:

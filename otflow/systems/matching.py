@@ -78,7 +78,7 @@ def _best(
     return best
 
 
-# --- one gate --------------------------------------------------------------------------------------------
+# --- one gate ------------------------------------------------------------------------------------------
 
 
 def _straight(p: Array, y: Array, others: Array, rng: np.random.Generator) -> Way:
@@ -142,7 +142,7 @@ def _along(p: Array, y: Array, a: Array | None, c: float, phase: str) -> Piece:
     return piece.during(float(piece.times(p[None], s)[0]))
 
 
-# --- gather, corridor, restore -----------------------------------------------------------------------------
+# --- gather, corridor, restore -------------------------------------------------------------------------
 
 
 def _gathered(p: Array, y: Array, others: Array, rng: np.random.Generator) -> Way:

@@ -65,7 +65,7 @@ def atoms(seed: int, N: int, M: int, masses: Any = None) -> list[of.Particles]:
     ]
 
 
-# --- closed forms ----------------------------------------------------------------------------------------
+# --- closed forms ---------------------------------------------------------------------------------------
 
 
 def pieces(kind: int, d: int, rng: np.random.Generator) -> Piece:
@@ -147,7 +147,7 @@ def test_the_ball_gate_is_open_inside_and_the_printed_one_outside() -> None:
     np.testing.assert_array_equal(-(x @ z) + math.cos(R) > 0, ~inside)
 
 
-# --- points ------------------------------------------------------------------------------------------------
+# --- points ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -294,7 +294,7 @@ def test_the_same_seed_gives_the_same_path() -> None:
     np.testing.assert_array_equal(one.edges, two.edges)
 
 
-# --- atoms and fresh samples ---------------------------------------------------------------------------------
+# --- atoms and fresh samples ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -307,9 +307,7 @@ def test_targets_of_three_atoms_are_reached_with_the_masses_that_points_allow(se
         assert near.min(1).max() <= 1e-3
         masses = np.bincount(near.argmin(1), minlength=3) / 60
         np.testing.assert_allclose(path.masses[k], masses, atol=1e-12)
-        assert (
-            np.abs(masses - nu.w.numpy()).max() <= 2 / 60
-        )  # half a point for each of two cuts, and the rest
+        assert np.abs(masses - nu.w.numpy()).max() <= 2 / 60  # two cuts and the rest
     assert path.returned.max() < 1e-6
 
 
@@ -366,7 +364,7 @@ def test_a_path_serves_another_number_of_points() -> None:
     assert max(away(path(mu), y) for mu, y in zip(samples, targets, strict=True)) <= 5e-2
 
 
-# --- what is refused -------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------------
 
 
 GOOD, AIMS = problem(0, n=20)
