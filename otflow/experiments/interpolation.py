@@ -14,8 +14,8 @@ the paper: gather the others in a small ball, open a corridor, restore. For targ
 are cut by gates on balls. The path is built on one sample and then run on fresh ones.
 
 Every piece is a closed form, so that going back in time is exact up to rounding. It is ill-conditioned
-all the same: attention amplifies the error of a sample mean, which is why others are driven aside only as far as the
-gate needs. Eq. (B.4) of the paper has the sign of its gate turned, which the last claim shows.
+all the same: attention amplifies the error of a sample mean, which is why others are driven aside only as far
+as the gate needs. Eq. (B.4) of the paper has the sign of its gate turned, which the last claim shows.
 """
 
 from __future__ import annotations

@@ -35,7 +35,9 @@ COLINEAR = 0.02  # barycentres at a smaller angle are first driven apart by a ga
 
 def hole(x: Array, rng: np.random.Generator) -> tuple[Array, float]:
     """The centre and the radius of a large ball without points: the best of many directions, improved."""
-    centre = unit(np.concatenate([-x.mean(0, keepdims=True), rng.standard_normal((1500, x.shape[1]))]))
+    drawn = rng.standard_normal((1500, x.shape[1]))
+    drawn[0] -= 1e3 * x.mean(0)
+    centre = unit(drawn)
     nearest = np.array([np.max(x @ z) for z in centre])
     best = centre[int(nearest.argmin())]
     for scale in 0.3 * 0.85 ** np.arange(30):

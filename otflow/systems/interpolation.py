@@ -41,6 +41,7 @@ from otflow.systems.splitting import ball
 __all__ = ["interpolate", "Path", "Frames", "Piece", "ball", "MeanAttention"]
 
 FINER = (1 / 30, 1 / 1000, 1 / 30000)  # radii of clusters over tol that are tried in turn
+LARGEST = 0.1  # the tolerance
 SMALL = 0.02  # radius of the clusters that are then cut into atoms
 STAGE = 0.3  # clusters with one target come so near to it before they are gathered there
 
@@ -170,7 +171,8 @@ def interpolate(
     Args:
         sources: N measures, `Particles` on `Sphere()` in R^d, d >= 3, of any sizes and weights.
         targets: N points on the sphere, (N, d), or a list of points and measures of few atoms.
-        tol: the largest angle, in radians, that may remain between a point and its atom.
+        tol: the largest angle, in radians, that may remain between a point and its atom, at most 0.1;
+            targets nearer to each other than half of it count as one.
         margin: how far from the edge of a gate points are to be while measures are disentangled, where this
             can be had; a path with large margins also serves fresh samples of the same laws.
         least_hole: radius of the smallest hole in the supports that counts as one.
@@ -195,12 +197,15 @@ def interpolate(
     mus = sources_of(sources)
     aims = targets_of(targets, mus)
     tol, margin = checks.positive(tol, "tol"), checks.positive(margin, "margin")
+    if tol > LARGEST:
+        checks.fail("tol", tol, f"at most {LARGEST:g} is needed, an angle", "choose another tol")
     least_hole, seed = checks.positive(least_hole, "least_hole"), checks.generator(rng)
     checks.instance(shortcuts, bool, "shortcuts")
     chosen = same(mus, aims)
     for finer in FINER:
         b = _builder([mus[i] for i in chosen], seed)
-        plan = Plan([aims[i] for i in chosen], finer * tol, margin, least_hole, shortcuts)
+        radius = min(finer * tol, SMALL / 2)
+        plan = Plan([aims[i] for i in chosen], radius, tol / 2, margin, least_hole, shortcuts)
         try:
             apart = _build(b, plan)
         except ConvergenceError as error:
@@ -218,6 +223,7 @@ class Plan(NamedTuple):
 
     aims: list[Target]
     radius: float  # of the clusters
+    near: float  # targets at a smaller distance are one
     margin: float
     least_hole: float
     shortcuts: bool
@@ -241,7 +247,7 @@ def _build(b: Builder, plan: Plan) -> float:
     for i, aim in enumerate(plan.aims):
         if len(aim.w) > 1:
             carve(b, i, aim.w, plan.radius)
-    _match(b, plan.aims, plan.radius, plan.shortcuts)
+    _match(b, plan)
     return apart
 
 
@@ -254,35 +260,44 @@ def _apart(b: Builder) -> float:
     return min(found)
 
 
-def _match(b: Builder, aims: list[Target], radius: float, shortcuts: bool) -> None:
+def _match(b: Builder, plan: Plan) -> None:
     """Bring clusters to their atoms; those that share one come near it first and are gathered there last."""
     pairs = [
-        (i, points, y) for i, aim in enumerate(aims) for points, y in zip(b.groups[i], aim.x, strict=True)
+        (i, points, y)
+        for i, aim in enumerate(plan.aims)
+        for points, y in zip(b.groups[i], aim.x, strict=True)
     ]
     ends = np.stack([y for *_, y in pairs])
-    shared, stages = _stages(ends, b.rng)
+    shared = _shared(ends, plan.near)
+    stages = _stages(ends, shared, b.rng)
     jobs = [Job(i, points, z) for (i, points, _), z in zip(pairs, stages, strict=True)]
-    match(b, jobs, shortcuts=shortcuts)
-    for y in shared:
-        mine = [k for k, end in enumerate(ends) if np.linalg.norm(end - y) < 1e-9]
-        _join(b, [jobs[k] for k in mine], [jobs[k] for k in range(len(jobs)) if k not in mine], y, radius)
+    match(b, jobs, shortcuts=plan.shortcuts)
+    for mine in shared:
+        others = [job for k, job in enumerate(jobs) if k not in mine]
+        _join(b, [jobs[k] for k in mine], others, ends[mine[0]], plan.radius)
 
 
-def _stages(ends: Array, rng: np.random.Generator) -> tuple[list[Array], Array]:
-    """Targets that occur more than once, and for each end itself, or a place of its own near it."""
-    stages, shared = ends.copy(), []
-    for y in np.unique(ends.round(9), axis=0):
-        mine = np.flatnonzero(np.linalg.norm(ends - y, axis=1) < 1e-8)
-        if len(mine) < 2:
-            continue
-        others = np.delete(ends, mine, 0)
+def _shared(ends: Array, near: float) -> list[list[int]]:
+    """Which ends are the same, or nearly so, for each of those that occur more than once."""
+    left, found = list(range(len(ends))), []
+    while left:
+        mine = [k for k in left if np.linalg.norm(ends[k] - ends[left[0]]) <= near]
+        left = [k for k in left if k not in mine]
+        found += [mine] if len(mine) > 1 else []
+    return found
+
+
+def _stages(ends: Array, shared: list[list[int]], rng: np.random.Generator) -> Array:
+    """For each end itself, or a place of its own near it if it is shared."""
+    stages = ends.copy()
+    for mine in shared:
+        y, others = ends[mine[0]], np.delete(ends, mine, 0)
         nearest = float(np.linalg.norm(others - y, axis=1).min()) if len(others) else 2.0
         r = min(STAGE, 0.4 * nearest)
-        plane = np.linalg.svd(ends[mine[0]][None])[2][1:][:2]
+        plane = np.linalg.svd(y[None])[2][1:3]
         t = 2 * np.pi * np.arange(len(mine)) / len(mine) + float(rng.uniform(0, 6))
-        stages[mine] = math.cos(r) * ends[mine] + math.sin(r) * np.stack([np.cos(t), np.sin(t)], 1) @ plane
-        shared.append(ends[mine[0]])
-    return shared, unit(stages)
+        stages[mine] = math.cos(r) * y + math.sin(r) * np.stack([np.cos(t), np.sin(t)], 1) @ plane
+    return unit(stages)
 
 
 def _join(b: Builder, mine: list[Job], rest: list[Job], y: Array, radius: float) -> None:

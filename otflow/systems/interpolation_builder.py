@@ -51,7 +51,8 @@ class Builder:
 
 
 def unit(x: Array) -> Array:
-    out: Array = x / np.linalg.norm(x, axis=-1, keepdims=True)
+    """x / |x|; the zero vector stays."""
+    out: Array = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-300)
     return out
 
 

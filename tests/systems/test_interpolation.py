@@ -255,6 +255,20 @@ def test_targets_may_coincide() -> None:
         assert max(away(path(mu), y) for mu, y in zip(sources, targets[chosen], strict=True)) <= 1e-3
 
 
+def test_targets_may_nearly_coincide() -> None:
+    sources, targets = problem(0)
+    for gap in (1e-6, 1e-4, 1e-3):
+        near = np.stack([targets[0], unit(targets[0] + [gap, 0.0, 0.0]), targets[2]])
+        path = it.interpolate(sources, near)
+        assert max(away(path(mu), y) for mu, y in zip(sources, near, strict=True)) <= 1e-3
+
+
+def test_points_at_the_axes_go_to_their_antipodes() -> None:
+    x = np.vstack([np.eye(3), -np.eye(3)])
+    path = it.interpolate([on_sphere(p[None]) for p in x], -x)
+    assert path.errors.max() <= 1e-3
+
+
 def test_clouds_may_change_places_and_go_to_antipodes() -> None:
     sources, _ = problem(0)
     centres = unit(np.stack([mu.x.numpy().mean(0) for mu in sources]))
@@ -393,6 +407,7 @@ GOOD, AIMS = problem(0, n=20)
         ({"sources": [GOOD[0], GOOD[0], GOOD[1]]}, r"sources\[0\], sources\[1\] = the same measure"),
         ({"tol": 0.0}, "tol = 0.0"),
         ({"tol": math.nan}, "tol = nan"),
+        ({"tol": 1.0}, "tol = 1.0: at most 0.1"),
         ({"margin": -1.0}, "margin = -1.0"),
         ({"least_hole": 0.0}, "least_hole = 0.0"),
         ({"shortcuts": 1}, "shortcuts = 1"),
