@@ -17,7 +17,7 @@ import numpy as np
 from otflow import checks
 from otflow.systems.inputs import Array
 from otflow.systems.interpolation_builder import Builder, fail, unit
-from otflow.systems.interpolation_pieces import Circle, Piece, shifts
+from otflow.systems.interpolation_pieces import COARSE, Circle, Piece, shifts
 from otflow.systems.splitting import gather, split
 
 SPREAD, CAP = (
@@ -221,7 +221,7 @@ def _when(others: list[tuple[Array, Array]], alpha: Array, e: Array, level: floa
     for x, w in others:
         path = Circle.of(x, alpha)
         along = np.ones(len(x)) if atoms else path.e @ e
-        S = shifts(path.s, w, 1.0, times)
+        S = shifts(path.s, w, 1.0, times, COARSE)
         s = path.s + S[:, None]
         height = np.maximum(height, (along / np.cosh(s)).max(1))
     below = np.flatnonzero(height <= level)

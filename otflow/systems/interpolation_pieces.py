@@ -38,7 +38,7 @@ NEAR = (
     1e-4  # where |c| is so close to |a.p|, the closed form of a gate has lost eight digits, and flow serves
 )
 LAST = 300.0  # rapidities beyond this are at the pole in floating point, many times over
-SOLVER = {"method": "DOP853", "rtol": 1e-12, "atol": 1e-13}
+FINE, COARSE = 1e-12, 1e-6  # tolerances of the scalar equation, for moving points and for a search
 
 
 class Circle(NamedTuple):
@@ -155,13 +155,15 @@ class Piece:
         return out
 
 
-def shifts(s: Array, weights: Array, gain: float, times: Array) -> Array:
+def shifts(s: Array, weights: Array, gain: float, times: Array, tol: float = FINE) -> Array:
     """S at the given increasing times > 0: S' = gain sum_i w_i tanh(s_i + S), S(0) = 0."""
 
     def speed(_: float, S: Array) -> list[float]:
         return [gain * float(weights @ np.tanh(s + S[0]))]
 
-    return np.asarray(solve_ivp(speed, (0.0, times[-1]), [0.0], t_eval=times, **SOLVER).y[0])
+    span = (0.0, float(times[-1]))
+    found = solve_ivp(speed, span, [0.0], method="DOP853", t_eval=times, rtol=tol, atol=tol / 10)
+    return np.asarray(found.y[0])
 
 
 class _Gate(NamedTuple):
