@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from otflow import checks
 from otflow.measures import Particles
@@ -93,12 +92,7 @@ def _target(value: Any, name: str, mu: Particles) -> Target:
         kept = nu.w > 0
         x, w = nu.x[kept].numpy(), nu.w[kept].numpy()
     else:
-        point = checks.tensor(value, name).detach().cpu().double()
-        if point.ndim != 1:
-            checks.fail(
-                f"{name}.shape", tuple(point.shape), f"a point ({mu.d},) or Particles is needed", "pass one"
-            )
-        x, w = _on_sphere(point, name), np.ones(1)
+        x, w = on_sphere(value, name)[None], np.ones(1)
     if x.shape[1] != mu.d:
         checks.fail(
             f"{name}.d", x.shape[1], f"the sources have d = {mu.d}", "pass a target in the same space"
@@ -115,11 +109,15 @@ def _target(value: Any, name: str, mu: Particles) -> Target:
     return Target(x, w)
 
 
-def _on_sphere(point: torch.Tensor, name: str) -> Array:
+def on_sphere(value: Any, name: str) -> Array:
+    """One point (d,) of the sphere, cleaned of rounding."""
+    point = checks.tensor(value, name).detach().cpu().double()
+    if point.ndim != 1 or not len(point):
+        checks.fail(f"{name}.shape", tuple(point.shape), "one point (d,) is needed", "pass one")
     length = float(point.norm())
     if abs(length - 1) > 1e-6:
-        checks.fail(f"|{name}|", length, "targets lie on the unit sphere within 1e-6", "normalise it")
-    out: Array = (point / length).numpy()[None]
+        checks.fail(f"|{name}|", length, "points lie on the unit sphere within 1e-6", "normalise it")
+    out: Array = (point / length).numpy()
     return out
 
 

@@ -9,11 +9,14 @@ b = cos R, the gate is open outside of the ball.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
+from otflow import checks
 from otflow.systems.inputs import Array
 from otflow.systems.interpolation_builder import Builder, Indices, fail, unit
+from otflow.systems.interpolation_inputs import on_sphere
 from otflow.systems.interpolation_pieces import Piece
 
 TIED = 1e-9  # values nearer than this are one: no cut goes between them
@@ -24,21 +27,26 @@ OUTERMOST, SHRINK = (
 SMALL = 0.2  # radius of the cloud over the angle to the innermost atoms
 
 
-def ball(
-    z: Array, R: float, time: float = 1.0, *, towards: Array | None = None, phase: str = "ball"
-) -> Piece:
+def ball(z: Any, R: float, time: float = 1.0, *, towards: Any = None, phase: str = "ball") -> Piece:
     """The gate (x.z - cos R)_+, open on B(z, R), which drives towards z or another point.
 
     Args:
         z: unit vector (d,); R: angle, in (0, pi); time: how long; towards: unit vector, z if left out.
 
-    >>> gate = ball(np.array([0.0, 0.0, 1.0]), 0.5)
-    >>> bool(gate.gate(np.array([[0.0, 0.0, 1.0]])) > 0), bool(gate.gate(np.array([[0.0, 1.0, 0.0]])) > 0)
-    (True, False)
+    >>> gate = ball([0.0, 0.0, 1.0], 0.5)
+    >>> gate.gate(np.array([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0]])) > 0
+    array([ True, False])
 
     Reference: Geshkovski, Rigollet, Ruiz-Balet 2026, eq. (B.4) with U = 1 z^T, b = -cos R.
     """
-    return Piece(time, z if towards is None else towards, speed=1.0, a=z, c=-math.cos(R), phase=phase)
+    if checks.positive(R, "R") >= math.pi:
+        checks.fail("R", R, "the radius of a ball on the sphere is below pi", "choose another R")
+    centre = on_sphere(z, "z")
+    pole = centre if towards is None else on_sphere(towards, "towards")
+    if len(pole) != len(centre):
+        checks.fail("len(towards)", len(pole), f"z has {len(centre)} entries", "pass as many")
+    time = checks.positive(time, "time")
+    return Piece(time, pole, speed=1.0, a=centre, c=-math.cos(R), phase=phase)
 
 
 def rapidity(radius: float) -> float:
