@@ -122,7 +122,7 @@ def counts(found: dict[tuple[int, int], list[tuple[int, int, float]]]) -> Any:
                     [N] * len(found[d, N]), [c[which] for c in found[d, N]], "o", color=colour, markersize=3
                 )
             ax.plot(Ns, [np.median([c[which] for c in found[d, N]]) for N in Ns], color=colour, label=name)
-        ax.plot(Ns, [9 * N for N in Ns], "--", color=FAINT, label="9 N", zorder=0)
+        ax.plot(Ns, [6 * N for N in Ns], "--", color=FAINT, label="6 N", zorder=0)
         ax.set(xlabel="measures N", ylabel="pieces", ylim=(0, None), xticks=Ns)
         _title(ax, f"d = {d}")
     axes[0, 0].legend(loc="upper left", fontsize=8)

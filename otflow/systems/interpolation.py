@@ -63,7 +63,8 @@ class Path:
             after a replay.
         masses: for each source, the masses that ended nearest to the atoms of its target.
         mass_errors: for each source, the largest difference of these to the masses asked for.
-        returned: for each step of disentangling, how far it left the other sources from where they were.
+        returned: for each step (a measure disentangled or cut, a cluster brought to its target), how far it
+            left all others from where they were.
         disjoint: the least distance between points of different sources after disentangling.
         status: "ok", or "uncertified" if an error is above tol.
     """

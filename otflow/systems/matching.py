@@ -49,9 +49,18 @@ def match(b: Builder, jobs: list[Job], *, shortcuts: bool) -> None:
     while left:
         at = np.stack([_centre(b, job) for job in jobs])
         k, way = _best(at, jobs, left, b.rng, shortcuts)
+        before = list(b.x)
         for piece in way.pieces:
             b.run(replace(piece, phase=f"{piece.phase} {jobs[k].source}"))
+        b.returned.append(_disturbed(b, before, jobs[k]))
         left.remove(k)
+
+
+def _disturbed(b: Builder, before: list[Array], job: Job) -> float:
+    """How far points that were not to move are from where they were."""
+    moved = [np.abs(x - y) for x, y in zip(b.x, before, strict=True)]
+    moved[job.source] = np.delete(moved[job.source], job.points, 0)
+    return max(float(m.max(initial=0.0)) for m in moved)
 
 
 def _centre(b: Builder, job: Job) -> Array:

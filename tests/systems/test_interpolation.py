@@ -161,6 +161,7 @@ def test_three_overlapping_clouds_go_to_three_points_with_one_path(seed: int, sh
         assert away(path(mu), y) <= 1e-3
         assert error == pytest.approx(away(path(mu), y), abs=1e-7)
     assert path.status == "ok"
+    assert path.returned.shape == (6,)
     assert path.returned.max() < 1e-6
     assert path.disjoint > 0.1
 
