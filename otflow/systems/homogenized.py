@@ -17,7 +17,8 @@ eta^2 / H, its s that of H heads (ours), so that its weak error is of that order
 Overlaps R_ij = <x_i, x_j> have the drift `overlap_drift`. At high temperature their mean is logistic; for
 tokens at equal angles they follow one ODE; at low temperature a pair ends parallel or antipodal, by the
 arcsine law. In between, a head looks at few tokens or many as in a random-energy model: `participation`,
-`collapse_diagram`.
+`collapse_diagram`. For A = W W'^T itself the drift at low temperature is twice the printed one, as
+`low_temperature_paths` explains.
 
 Printed statements that need a correction: the ODE for equal angles, gamma' = (1 - gamma)(gamma + g - gamma
 f), is the limit d -> infinity of `simplex_velocity`; and in the bound for low temperature, that overlaps near

@@ -291,17 +291,23 @@ def _cosines(u0: Any) -> Array:
 
 
 def low_temperature_paths(
-    u0: Any, t: Any, *, samples: int, rng: int | np.random.Generator, dt: float = 0.02
+    u0: Any, t: Any, *, samples: int, rng: int | np.random.Generator, dt: float = 0.02, c: float = 1.0
 ) -> Tensor:
-    """Overlaps u(t) of du = -u (1 - u^2) dt + sqrt(2) (1 - u^2) dB, (len(t), samples, len(u0)).
+    """Overlaps u(t) of du = -c u (1 - u^2) dt + sqrt(2) (1 - u^2) dB, (len(t), samples, len(u0)).
 
     The limit for two tokens among very many at zero temperature: insert s_ii = 1, s_ij = R_ij in the drift
-    and the bracket of overlaps. With y = artanh u it reads dy = tanh(y) dt + sqrt(2) dB, which Euler and
-    Maruyama's steps of `otflow.flow` solve, no end of the interval in the way (our change of variable).
+    and the bracket of overlaps for c = 1. With y = artanh u it reads dy = (2 - c) tanh(y) dt + sqrt(2) dB,
+    which Euler and Maruyama's steps of `otflow.flow` solve, no end of the interval in the way.
+
+    Which c: near the uniform law m_A(x) = A x / |A x|, and s_ij = R_ij if A is a multiple of a rotation. For
+    A = W W'^T with square normal W and W', s_ij = R_ij (1 - (1 - R_ij^2)/d + O(d^-2)), since each factor
+    takes a half of that from the cosine, and over times of order d this adds to the drift as much again:
+    c = 2, where y is a Brownian motion, and pairs go on changing their sign (ours; c = 1 is what is printed).
 
     Args:
         u0: overlaps at time zero, a list or a number, in (-1, 1).
-        t: increasing times >= 0, the clock of `chain` over d; samples, rng, dt: number of paths, seed, step.
+        t: increasing times >= 0, the clock of `chain` over d.
+        samples, rng, dt, c: number of paths, seed, step, and the c above.
 
     >>> u = low_temperature_paths([0.0, 0.5], [1.0, 20.0], samples=500, rng=0)
     >>> u.shape, round((u[-1].abs() > 0.99).double().mean().item(), 1)
@@ -317,6 +323,7 @@ def low_temperature_paths(
     kept = [y] * int(times[0] == 0)
     if later.size:
         noise = IndependentNoise(math.sqrt(2), rng=checks.generator(rng))
-        run = flow(Particles(y), _Scalar(np.tanh), Euler(), t1=later[-1], dt=dt, noise=noise, save_at=later)
+        pull = _Scalar(lambda y: (2 - checks.number(c, "c")) * np.tanh(y))
+        run = flow(Particles(y), pull, Euler(), t1=later[-1], dt=dt, noise=noise, save_at=later)
         kept += [m.coords[0].numpy() for m in run.measures]
     return tensor(np.tanh(np.stack(kept)))

@@ -80,8 +80,11 @@ def participation(b: Any, n: Any, *, d: float = math.inf) -> Tensor:
     insist(b <= LARGEST_B, "b", b, f"b <= {LARGEST_B:g} is computed", "use frozen_participation")
     insist(n <= LARGEST_N, "n", n, f"n <= {LARGEST_N:g} is computed", "use frozen_participation")
     r, p = chi_rule(d)
-    values = [_phi(s * r, m) @ p for s, m in zip(b.flat, n.flat, strict=True)]
-    return tensor(np.reshape(values, b.shape))
+    out = np.empty(b.shape)
+    for scale in np.unique(b):  # lengths of context share the means over xi
+        at = b == scale
+        out[at] = p @ np.stack([_integral(float(s), n[at]) for s in scale * r])
+    return tensor(out)
 
 
 def chi_rule(d: float, nodes: int = 24) -> tuple[Array, Array]:
@@ -107,20 +110,18 @@ def dimension(d: float) -> int:
     return int(d)
 
 
-def _phi(b: Array, n: float) -> Array:
-    return np.array([_integral(float(s), n) if s > 0 else 1 / n for s in b])
-
-
-def _integral(b: float, n: float) -> float:
-    """The trapezoidal sum; tau and b xi share a grid unless b is small, so that means over xi convolve."""
+def _integral(b: float, n: Array) -> Array:
+    """Phi_n(b), (m,), by sums; tau and b xi share a grid unless b is small: means over xi convolve."""
+    if b == 0:
+        return 1 / n
     h = min(0.5, STEP / b)
     xi: Array = h * np.arange(-math.ceil(REACH / h), math.ceil(REACH / h) + 1.0)
     p = np.exp(-(xi**2) / 2)
-    tau = np.arange(-REACH * b - math.log(n) - 25, REACH * b + 5, STEP)
+    tau = np.arange(-REACH * b - math.log(n.max()) - 25, REACH * b + 5, STEP)
     with np.errstate(under="ignore"):
         taken, lost = _means(tau, np.multiply(b, xi), p / p.sum(), joined=h < 0.5)
-        total = (taken * np.exp((n - 1) * np.log1p(-np.minimum(lost, 1 - 1e-16)))).sum()
-    return float(n * STEP * total)
+        total = taken @ np.exp(np.multiply.outer(np.log1p(-np.minimum(lost, 1 - 1e-16)), n - 1))
+    return np.asarray(n * STEP * total)
 
 
 def _means(tau: Array, shift: Array, p: Array, *, joined: bool) -> tuple[Array, Array]:

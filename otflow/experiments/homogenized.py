@@ -1,0 +1,266 @@
+"""Very many random layers: an ODE, a common noise, and tokens that freeze or collapse
+
+A deep Transformer whose heads draw their weights at random moves tokens along a Markov chain on the sphere.
+Koubbi, Geshkovski and Rigollet (2026) find its limits: an ODE if the mean of the weights is not zero and
+steps are small, and with centred weights an SDE whose noise all tokens share. Here chains are compared with
+both, through `flow`, and overlaps <x_i, x_j> with their drift and bracket.
+
+Overlaps have closed laws in three cases. Orthonormal tokens follow an ODE for one number; the printed one is
+its limit of infinite dimension, and in dimension 64 the difference is visible. At high temperature the mean
+overlap is logistic. At zero temperature, two tokens in a crowd that stays uniform end parallel or antipodal,
+with probabilities given by an arcsine, if the scores A keep angles. If A = W W'^T is a product of Gaussian
+matrices, it blurs angles by a term of order 1/d, which over times of order d doubles the drift: artanh of the
+overlap is then a Brownian motion, and pairs keep changing sides (ours). A crowd of few tokens is another
+matter again: most pairs of 32 tokens in dimension 4 end parallel, so that the limit of many tokens has to
+come first.
+
+Temperature and length of context meet in one number. Scores of orthonormal tokens are those of a
+random-energy model: below the scale sqrt(2 log n) a head averages over many tokens and draws them together,
+above it looks at few, and the collapse slows down. This reading, and the quadrature behind the diagram, are
+ours.
+
+Two printed formulas need a correction that a computation shows: the ODE of orthonormal tokens in dimension d,
+and the inverse temperature in the bound for low temperature, which is beta d sigma_A^2 rather than beta. That
+bound also lacks a factor T in its last term: a drift that is off by a constant moves overlaps in proportion
+to the time T.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from otflow.experiments.base import Progress, Result
+from otflow.systems import homogenized as hom
+from otflow.systems import sphere
+
+Array = np.ndarray
+U0 = (-0.8, -0.4, 0.0, 0.4, 0.8)
+LENGTHS = (20, 2000, 200_000, 10_000_000)
+REDUCED = np.linspace(0.02, 4.0, 100)  # b / b_c
+HEADS = (1, 8, 64)
+CROWD = 2.0  # how long pairs in a crowd are followed, in units of d
+
+
+class Band(NamedTuple):
+    """Mean, deviation and standard error over samples, along time."""
+
+    t: Array
+    mean: Array
+    spread: Array
+    error: Array
+
+    @classmethod
+    def of(cls, t: Tensor, values: Tensor) -> Band:
+        """values: (times, samples)."""
+        spread = values.std(1)
+        return cls(*(a.numpy() for a in (t, values.mean(1), spread, spread / math.sqrt(values.shape[1]))))
+
+
+class Curves(NamedTuple):
+    """A chain from orthonormal tokens, and two ODEs."""
+
+    n: int
+    d: int
+    chain: Band
+    exact: Array
+    large: Array
+
+
+class Runs(NamedTuple):
+    """All that is computed."""
+
+    chain: Band
+    sde: Band
+    ode: tuple[Array, Array]
+    heads: dict[int, Band]
+    simplex: tuple[Curves, ...]
+    hot: Band
+    ends: Array  # (paths, u0): overlaps of the diffusion at the end
+    paths: Array  # (times, paths): of pairs in a crowd, A a rotation
+    crowd: Array  # (samples, u0): where such pairs are at the end, t = CROWD
+    product: Array  # the same for A = W W'^T
+    few: dict[int, float]  # number of tokens -> share of pairs that end parallel
+
+
+def run(*, quick: bool, progress: Progress) -> Result:
+    """All chains, all claims, all figures."""
+    from otflow.experiments.homogenized_claims import every_claim
+    from otflow.experiments.homogenized_draw import collapse, freezing, limits, low_temperature, simplices
+
+    samples = 320 if quick else 4000
+    progress(0.0, "chain and SDE")
+    pair = chain_and_sde(samples)
+    progress(0.2, "chain and ODE")
+    ode, heads = chain_and_ode(samples // 10)
+    progress(0.3, "equal angles")
+    simplex = tuple(equal_angles(n, d, samples, beta) for n, d, beta in ((8, 64, 1.0), (4, 6, 1.0)))
+    hot = high_temperature(samples // 4)
+    progress(0.5, "low temperature")
+    ends = hom.low_temperature_paths(U0, [16.0], samples=2 * samples, rng=5, dt=1 / 8)[0].numpy()
+    layers = 300 if quick else 1000
+    paths, pairs = crowd(samples, layers=layers, rotation=True)
+    _, product = crowd(samples, layers=layers, rotation=False)
+    few = {n: few_tokens(n, 6 if quick else 60) for n in (8, 32, 128)}
+    runs = Runs(*pair, ode, heads, simplex, hot, ends, paths, pairs, product, few)
+    progress(0.7, "claims")
+    claims = every_claim(runs, 40_000 if quick else 400_000)
+    progress(0.9, "figures")
+    figures = {
+        "limits": limits(runs),
+        "simplex": simplices(runs),
+        "low_temperature": low_temperature(runs),
+        "freezing": freezing(),
+        "collapse": collapse(24 if quick else 60),
+    }
+    return Result(claims, figures, _data(runs))
+
+
+# --- what is computed ----------------------------------------------------------------------------------
+
+
+def cloud(n: int, d: int, seed: int = 3) -> Tensor:
+    return sphere.uniform(n, d, rng=seed).x
+
+
+def chain_and_sde(samples: int) -> tuple[Band, Band]:
+    """The overlap of the first two of four tokens, beta = 5, d = 6; chains of two heads and eta = 0.2."""
+    x, law, beta = cloud(4, 6), hom.GaussianWeights(6), 5.0
+    chain = hom.chain(
+        x,
+        weights=law,
+        beta=beta,
+        eta=0.2,
+        heads=2,
+        layers=200,
+        samples=2 * samples,
+        rng=0,
+        save_at=list(range(0, 201, 25)),
+    )
+    t = chain.clock
+    sde = hom.sde(
+        x, weights=law, beta=beta, t1=4.0, dt=1 / 16, samples=2 * samples, draws=2, rng=1, save_at=t
+    )
+    along = torch.stack([m.coords[0] for m in sde.measures])
+    return Band.of(t, chain.overlaps[..., 0, 1]), Band.of(t, (along[..., 0, :] * along[..., 1, :]).sum(-1))
+
+
+def chain_and_ode(samples: int) -> tuple[tuple[Array, Array], dict[int, Band]]:
+    """The mean overlap with values I + noise: the ODE, and chains of step 1/20 with more and more heads."""
+    x, law = cloud(6, 4), hom.GaussianWeights(4, mean_V=1.0, mean_A=1.0)
+    t = torch.linspace(0, 4, 41, dtype=torch.float64)
+    ode = hom.ode(x, weights=law, beta=1.0, t1=4.0, rng=0, save_at=t, draws=512)
+    mean = np.array([m.coords[0].mean(-2).square().sum().item() for m in ode.measures])
+    bands = {}
+    for heads in HEADS:
+        chain = hom.chain(
+            x,
+            weights=law,
+            beta=1.0,
+            eta=0.05,
+            heads=heads,
+            layers=80,
+            samples=samples,
+            rng=heads,
+            save_at=list(range(0, 81, 2)),
+        )
+        bands[heads] = Band.of(chain.depth, chain.mean_overlap)
+    return (t.numpy(), mean), bands
+
+
+def equal_angles(n: int, d: int, samples: int, beta: float) -> Curves:
+    law, eta, layers = hom.GaussianWeights(d), 0.2, 144
+    run = hom.chain(
+        hom.simplex(n, d),
+        weights=law,
+        beta=beta,
+        eta=eta,
+        layers=layers,
+        samples=samples,
+        rng=d,
+        save_at=list(range(0, layers + 1, 12)),
+    )
+    b, t = law.logit_scale(beta), run.clock
+    odes = (hom.simplex_overlap(t, n, b, d=k).numpy() for k in (d, math.inf))
+    return Curves(n, d, Band.of(t, run.pair_overlap), *odes)
+
+
+def high_temperature(samples: int) -> Band:
+    law = hom.GaussianWeights(256)
+    run = hom.chain(
+        hom.simplex(8, 256),
+        weights=law,
+        beta=0.05,
+        eta=0.25,
+        layers=64,
+        samples=samples,
+        rng=2,
+        save_at=list(range(0, 65, 8)),
+    )
+    return Band.of(run.clock, run.mean_overlap)
+
+
+def crowd(samples: int, *, layers: int, rotation: bool, d: int = 24) -> tuple[Array, Array]:
+    """Two tokens in a uniform crowd at zero temperature, m_A(x) = A x / |A x|, until the clock d CROWD.
+
+    Overlaps along the chain (saves, 40), the last u0 = 0 of them, and at the end (samples, u0).
+    """
+    rng, eta = np.random.default_rng(4), math.sqrt(d * CROWD / layers)
+    u = torch.tensor(U0, dtype=torch.float64).repeat(samples)
+    x = torch.zeros(len(u), 2, d, dtype=torch.float64)
+    x[:, 0, 0], x[:, 1, 0], x[:, 1, 1] = 1.0, u, (1 - u**2).sqrt()
+    kept = []
+    for k in range(layers):
+        m = x if rotation else product_of(x, rng)  # V x and V A x have one law if A is a rotation
+        step = triangle(m) @ torch.from_numpy(rng.standard_normal((len(u), 2, d))) / math.sqrt(d)
+        if k % (layers // 100) == 0:
+            kept.append((x[2 : 5 * 40 : 5, 0] * x[2 : 5 * 40 : 5, 1]).sum(-1).numpy())
+        x = torch.nn.functional.normalize(x + eta * step, dim=-1)
+    return np.array(kept), (x[:, 0] * x[:, 1]).sum(-1).reshape(samples, len(U0)).numpy()
+
+
+def product_of(x: Tensor, rng: np.random.Generator) -> Tensor:
+    """W W'^T x / |W W'^T x|, up to a rotation: W'^T x, then W of it, are normal given inner products."""
+    for _ in range(2):
+        x = triangle(x) @ torch.from_numpy(rng.standard_normal(x.shape))
+    return torch.nn.functional.normalize(x, dim=-1)
+
+
+def triangle(x: Tensor) -> Tensor:
+    """L (*batch, 2, 2), lower triangular, with L L^T = x x^T, for two vectors of any length > 0."""
+    first = x[:, 0].norm(dim=-1)
+    along = (x[:, 0] * x[:, 1]).sum(-1) / first
+    across = (x[:, 1] - (along / first)[:, None] * x[:, 0]).norm(dim=-1)
+    return torch.stack([first, torch.zeros_like(first), along, across], -1).reshape(-1, 2, 2)
+
+
+def few_tokens(n: int, samples: int, d: int = 4) -> float:
+    """The share of pairs of n tokens with <x_i, x_j> > 0 after a long chain at zero temperature."""
+    x = sphere.uniform(n, d, rng=n, batch=(samples,))
+    run = hom.chain(x, weights=hom.GaussianWeights(d), beta=1e4, eta=0.4, layers=250, rng=1)
+    i, j = np.triu_indices(n, 1)
+    return (run.overlaps[-1][:, i, j] > 0).double().mean().item()
+
+
+# --- data -------------------------------------------------------------------------------------------
+
+
+def _data(runs: Runs) -> dict[str, Array]:
+    out = {
+        "rotation": runs.crowd,
+        "product": runs.product,
+        "diffusion": runs.ends,
+        "ode_t": runs.ode[0],
+        "ode": runs.ode[1],
+    }
+    bands = {"chain": runs.chain, "sde": runs.sde, "hot": runs.hot}
+    bands |= {f"chain_{h}_heads": band for h, band in runs.heads.items()}
+    for name, band in bands.items():
+        out[name] = np.stack(band)
+    for c in runs.simplex:
+        out[f"simplex_{c.n}_{c.d}"] = np.stack([*c.chain, c.exact, c.large])
+    return out
