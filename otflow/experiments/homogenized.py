@@ -102,11 +102,11 @@ def run(*, quick: bool, progress: Progress) -> Result:
     hot = high_temperature(samples // 4)
     progress(0.5, "low temperature")
     ends = hom.low_temperature_paths(U0, [16.0], samples=2 * samples, rng=5, dt=1 / 8)[0].numpy()
-    layers = 300 if quick else 1000
-    paths, pairs = crowd(samples, layers=layers, rotation=True)
+    layers = 400 if quick else 1000
+    paths, crowded = crowd(samples, layers=layers, rotation=True)
     _, product = crowd(samples, layers=layers, rotation=False)
     few = {n: few_tokens(n, 6 if quick else 60) for n in (8, 32, 128)}
-    runs = Runs(*pair, ode, heads, simplex, hot, ends, paths, pairs, product, few)
+    runs = Runs(*pair, ode, heads, simplex, hot, ends, paths, crowded, product, few)
     progress(0.7, "claims")
     claims = every_claim(runs, 40_000 if quick else 400_000)
     progress(0.9, "figures")
@@ -207,35 +207,51 @@ def high_temperature(samples: int) -> Band:
 def crowd(samples: int, *, layers: int, rotation: bool, d: int = 24) -> tuple[Array, Array]:
     """Two tokens in a uniform crowd at zero temperature, m_A(x) = A x / |A x|, until the clock d CROWD.
 
-    Overlaps along the chain (saves, 40), the last u0 = 0 of them, and at the end (samples, u0).
+    Only inner products matter: the pair is kept as a triangle L with L L^T = x x^T, and a step has two
+    coordinates in the plane of the pair and Bartlett's triangle for the d - 2 others. Overlaps along the
+    chain (saves, 40), for u0 = 0, and at the end (samples, u0).
     """
-    rng, eta = np.random.default_rng(4), math.sqrt(d * CROWD / layers)
-    u = torch.tensor(U0, dtype=torch.float64).repeat(samples)
-    x = torch.zeros(len(u), 2, d, dtype=torch.float64)
-    x[:, 0, 0], x[:, 1, 0], x[:, 1, 1] = 1.0, u, (1 - u**2).sqrt()
-    kept = []
+    rng, eps = np.random.default_rng(4), math.sqrt(CROWD / layers)
+    L, kept = pairs(np.tile(U0, samples)), []
     for k in range(layers):
-        m = x if rotation else product_of(x, rng)  # V x and V A x have one law if A is a rotation
-        step = triangle(m) @ torch.from_numpy(rng.standard_normal((len(u), 2, d))) / math.sqrt(d)
         if k % (layers // 100) == 0:
-            kept.append((x[2 : 5 * 40 : 5, 0] * x[2 : 5 * 40 : 5, 1]).sum(-1).numpy())
-        x = torch.nn.functional.normalize(x + eta * step, dim=-1)
-    return np.array(kept), (x[:, 0] * x[:, 1]).sum(-1).reshape(samples, len(U0)).numpy()
+            kept.append(overlap(L)[2 : 5 * 40 : 5])
+        m = L if rotation else product_of(L, d, rng)  # V x and V A x have one law if A is a rotation
+        within, across = rng.standard_normal(L.shape), wishart(len(L), d - 2, rng)
+        L = triangle(np.concatenate([L + eps * m @ within, eps * m @ across], -1))
+    return np.array(kept), overlap(L).reshape(samples, len(U0))
 
 
-def product_of(x: Tensor, rng: np.random.Generator) -> Tensor:
-    """W W'^T x / |W W'^T x|, up to a rotation: W'^T x, then W of it, are normal given inner products."""
+def pairs(u: Array) -> Array:
+    """Two unit vectors of overlap u, (size, 2, 2)."""
+    return np.stack([np.ones_like(u), np.zeros_like(u), u, np.sqrt(1 - u**2)], -1).reshape(-1, 2, 2)
+
+
+def overlap(L: Array) -> Array:
+    return np.asarray((L[:, 0] * L[:, 1]).sum(-1))
+
+
+def triangle(x: Array) -> Array:
+    """The same for the directions of two rows, (size, 2, k)."""
+    x = x / np.linalg.norm(x, axis=-1, keepdims=True)
+    along = overlap(x)
+    across = np.linalg.norm(x[:, 1] - along[:, None] * x[:, 0], axis=-1)
+    return np.stack([np.ones_like(along), np.zeros_like(along), along, across], -1).reshape(-1, 2, 2)
+
+
+def wishart(size: int, k: int, rng: np.random.Generator) -> Array:
+    """T (size, 2, 2), with T T^T the inner products of two normal vectors of k coordinates."""
+    T = np.zeros((size, 2, 2))
+    T[:, 0, 0], T[:, 1, 1] = (np.sqrt(rng.chisquare(k - i, size)) for i in range(2))
+    T[:, 1, 0] = rng.standard_normal(size)
+    return T
+
+
+def product_of(L: Array, d: int, rng: np.random.Generator) -> Array:
+    """W W'^T x / |W W'^T x| for pairs, up to a rotation: W'^T x, then W of it, are normal."""
     for _ in range(2):
-        x = triangle(x) @ torch.from_numpy(rng.standard_normal(x.shape))
-    return torch.nn.functional.normalize(x, dim=-1)
-
-
-def triangle(x: Tensor) -> Tensor:
-    """L (*batch, 2, 2), lower triangular, with L L^T = x x^T, for two vectors of any length > 0."""
-    first = x[:, 0].norm(dim=-1)
-    along = (x[:, 0] * x[:, 1]).sum(-1) / first
-    across = (x[:, 1] - (along / first)[:, None] * x[:, 0]).norm(dim=-1)
-    return torch.stack([first, torch.zeros_like(first), along, across], -1).reshape(-1, 2, 2)
+        L = L @ wishart(len(L), d, rng)
+    return triangle(L)
 
 
 def few_tokens(n: int, samples: int, d: int = 4) -> float:

@@ -6,12 +6,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from scipy.special import ive, ndtr
 from torch import Tensor
 
 from otflow.experiments.base import Claim
-from otflow.experiments.homogenized import CROWD, HEADS, U0, Array, cloud, product_of
+from otflow.experiments.homogenized import CROWD, HEADS, U0, Array, cloud, overlap, pairs, product_of
 from otflow.systems import homogenized as hom
 from otflow.systems.random_energy import chi_rule
 
@@ -169,10 +168,7 @@ def brownian(u0: Any, t: float) -> Array:
 def _drift_claim(samples: int) -> Claim:
     """c in the drift -c u (1 - u^2) / d, from s_ij = E cos(A x_i, A x_j)."""
     d, u = 24, 0.8
-    x = torch.zeros(samples, 2, d, dtype=torch.float64)
-    x[:, 0, 0], x[:, 1, 0], x[:, 1, 1] = 1.0, u, math.sqrt(1 - u**2)
-    m = product_of(x, np.random.default_rng(6))
-    s = (m[:, 0] * m[:, 1]).sum(-1).mean().item()
+    s = overlap(product_of(pairs(np.full(samples, u)), d, np.random.default_rng(6))).mean()
     drift = hom.overlap_drift([[1.0, u], [u, 1.0]], [[1.0, s], [s, 1.0]], d)[0, 1].item()
     return Claim.equal(
         "uniform crowd at zero temperature, A = W W'^T, d = 24, u = 0.8: c in the drift -c u (1 - u^2) / d"
