@@ -92,7 +92,7 @@ def run(*, quick: bool, progress: Progress) -> Result:
     from otflow.experiments.homogenized_claims import every_claim
     from otflow.experiments.homogenized_draw import collapse, freezing, limits, low_temperature, simplices
 
-    samples = 320 if quick else 4000
+    samples = 240 if quick else 2400
     progress(0.0, "chain and SDE")
     pair = chain_and_sde(samples)
     progress(0.2, "chain and ODE")

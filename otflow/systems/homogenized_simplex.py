@@ -313,7 +313,7 @@ def low_temperature_paths(
     >>> u.shape, round((u[-1].abs() > 0.99).double().mean().item(), 1)
     (torch.Size([2, 500, 2]), 1.0)
     """
-    start, (times,) = np.atleast_1d(_cosines(u0)), numbers(t=np.atleast_1d(t))
+    start, (times,), c = np.atleast_1d(_cosines(u0)), numbers(t=np.atleast_1d(t)), checks.number(c, "c")
     insist(np.abs(start) < 1, "u0", start, "tokens at an end stay there", "choose u0 in (-1, 1)")
     at_least_zero(times, "t")
     if start.ndim != 1 or times.ndim != 1 or (np.diff(times) <= 0).any():
@@ -323,7 +323,7 @@ def low_temperature_paths(
     kept = [y] * int(times[0] == 0)
     if later.size:
         noise = IndependentNoise(math.sqrt(2), rng=checks.generator(rng))
-        pull = _Scalar(lambda y: (2 - checks.number(c, "c")) * np.tanh(y))
+        pull = _Scalar(lambda y: np.multiply(2 - c, np.tanh(y)))
         run = flow(Particles(y), pull, Euler(), t1=later[-1], dt=dt, noise=noise, save_at=later)
         kept += [m.coords[0].numpy() for m in run.measures]
     return tensor(np.tanh(np.stack(kept)))

@@ -235,7 +235,7 @@ def test_low_temperature_is_s_equal_to_the_overlaps() -> None:
 
 def test_pairs_end_parallel_or_antipodal_by_the_arcsine_law() -> None:
     u0 = [-0.9, -0.3, 0.0, 0.5, 0.8]
-    end = hom.low_temperature_paths(u0, [25.0], samples=4000, rng=0, dt=0.05)[0].numpy()
+    end = hom.low_temperature_paths(u0, [25.0], samples=4000, rng=0, dt=1 / 16)[0].numpy()
     assert (np.abs(end) > 0.9).mean() > 0.999
     p = hom.aligned_probability(u0).numpy()
     np.testing.assert_allclose(p, 0.5 + np.arcsin(u0) / np.pi)
@@ -249,6 +249,29 @@ def test_the_arcsine_of_a_path_has_a_constant_mean_and_its_variance_grows_as_it_
     for k in (1, 2):
         assert strays(angle[k], math.asin(u0)) < 3
     assert angle[1].var() == pytest.approx(2 * 0.05 * (1 - u0**2), rel=0.1)  # dtheta = sqrt(2) cos(theta) dB
+
+
+def test_a_product_of_gaussian_matrices_blurs_angles_by_one_over_d() -> None:
+    """At zero temperature in a uniform crowd s = E cos(A x, A y), A = W W'^T drawn as matrices."""
+    d, u, size = 16, 0.8, 20_000
+    x, rng = np.array([[1.0, u], [0.0, math.sqrt(1 - u**2)]]), np.random.default_rng(0)
+    cosines = []
+    for _ in range(20):
+        W, W_ = rng.standard_normal((2, size // 20, d, d))
+        y = W @ (W_.swapaxes(1, 2)[..., :2] @ x)
+        y /= np.linalg.norm(y, axis=1, keepdims=True)
+        cosines.append((y[..., 0] * y[..., 1]).sum(1))
+    c = np.concatenate(cosines)
+    assert strays(c, u * (1 - (1 - u**2) / d)) < 3
+    assert strays(c, u) > 10
+
+
+def test_with_twice_the_drift_artanh_of_the_overlap_is_a_brownian_motion() -> None:
+    u = hom.low_temperature_paths(0.3, [0.5, 1.0], samples=20_000, rng=0, dt=0.25, c=2.0).numpy()[..., 0]
+    for k, t in enumerate((0.5, 1.0)):
+        y = np.arctanh(u[k])
+        assert strays(y, math.atanh(0.3)) < 3
+        assert strays((y - math.atanh(0.3)) ** 2, 2 * t) < 3
 
 
 # --- wrong input ---------------------------------------------------------------------------------------
@@ -285,6 +308,7 @@ def test_the_arcsine_of_a_path_has_a_constant_mean_and_its_variance_grows_as_it_
         (lambda: hom.low_temperature_paths(1.0, [1.0], samples=2, rng=0), "stay there"),
         (lambda: hom.low_temperature_paths(0.0, [1.0, 0.5], samples=2, rng=0), "sort t"),
         (lambda: hom.low_temperature_paths(0.0, [1.0], samples=0, rng=0), "samples"),
+        (lambda: hom.low_temperature_paths(0.0, [1.0], samples=2, rng=0, c=math.nan), "c = nan"),
     ],
 )
 def test_laws_refuse_what_makes_no_sense(make: Any, words: str) -> None:
