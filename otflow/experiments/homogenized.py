@@ -102,9 +102,9 @@ def run(*, quick: bool, progress: Progress) -> Result:
     hot = high_temperature(samples // 4)
     progress(0.5, "low temperature")
     ends = hom.low_temperature_paths(U0, [16.0], samples=2 * samples, rng=5, dt=1 / 8)[0].numpy()
-    layers = 400 if quick else 1000
-    paths, crowded = crowd(samples, layers=layers, rotation=True)
-    _, product = crowd(samples, layers=layers, rotation=False)
+    many, layers = (800, 300) if quick else (4000, 1000)
+    paths, crowded = crowd(many, layers=layers, rotation=True)
+    _, product = crowd(many, layers=layers, rotation=False)
     few = {n: few_tokens(n, 6 if quick else 60) for n in (8, 32, 128)}
     runs = Runs(*pair, ode, heads, simplex, hot, ends, paths, crowded, product, few)
     progress(0.7, "claims")
@@ -185,7 +185,7 @@ def equal_angles(n: int, d: int, samples: int, beta: float) -> Curves:
         save_at=list(range(0, layers + 1, 12)),
     )
     b, t = law.logit_scale(beta), run.clock
-    odes = (hom.simplex_overlap(t, n, b, d=k).numpy() for k in (d, math.inf))
+    odes = (hom.simplex_overlap(t, n, b, d=k, samples=2048).numpy() for k in (d, math.inf))
     return Curves(n, d, Band.of(t, run.pair_overlap), *odes)
 
 
@@ -257,7 +257,7 @@ def product_of(L: Array, d: int, rng: np.random.Generator) -> Array:
 def few_tokens(n: int, samples: int, d: int = 4) -> float:
     """The share of pairs of n tokens with <x_i, x_j> > 0 after a long chain at zero temperature."""
     x = sphere.uniform(n, d, rng=n, batch=(samples,))
-    run = hom.chain(x, weights=hom.GaussianWeights(d), beta=1e4, eta=0.4, layers=250, rng=1)
+    run = hom.chain(x, weights=hom.GaussianWeights(d), beta=1e4, eta=0.5, layers=160, rng=1)
     i, j = np.triu_indices(n, 1)
     return (run.overlaps[-1][:, i, j] > 0).double().mean().item()
 
