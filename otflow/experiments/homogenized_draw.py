@@ -78,16 +78,19 @@ def low_temperature(runs: Runs) -> Any:
     u = np.linspace(-1, 1, 400)
     axes[1].plot(u, hom.aligned_probability(u), color=INK, linewidth=1.2, label="1/2 + arcsin(u0) / π")
     inner = np.linspace(-0.99, 0.99, 200)
-    axes[1].plot(inner, brownian(inner, CROWD), "--", color=BLUE, linewidth=1.2, label="artanh u Brownian")
-    for ends, colour, mark, label in (
-        (runs.ends, GREEN, "o", "diffusion"),
-        (runs.crowd, RED, "s", "chain, A a rotation"),
-        (runs.product, BLUE, "v", "chain, A = W W'ᵀ"),
+    axes[1].plot(
+        inner, brownian(inner, CROWD), "--", color=BLUE, linewidth=1.2, label="artanh u Brownian, time 2"
+    )
+    later = hom.aligned_probability(runs.crowd.clip(-1, 1)).numpy()  # what becomes of pairs not yet decided
+    for values, colour, mark, label in (
+        (runs.ends > 0, GREEN, "o", "diffusion"),
+        (later, RED, "s", "chain, A a rotation, by arcsin u(2)"),
+        (runs.product > 0, BLUE, "v", "chain, A = W W'ᵀ, at time 2"),
     ):
-        share = (ends > 0).mean(0)
-        bars = 2 * np.sqrt(share * (1 - share) / len(ends))
-        axes[1].errorbar(U0, share, bars, fmt=mark, color=colour, markersize=4, label=label)
-    axes[1].set(xlabel="overlap u0 at the beginning", ylabel="share", title="Pairs with u > 0 at the end")
+        bars = 2 * values.std(0) / math.sqrt(len(values))
+        axes[1].errorbar(U0, values.mean(0), bars, fmt=mark, color=colour, markersize=4, label=label)
+    axes[1].set(xlabel="overlap u0 at the beginning", ylabel="share", title="Pairs that become parallel")
+    axes[1].set_ylim(top=1.35)
     axes[1].legend(loc="upper left", fontsize=7.5)
     n = list(runs.few)
     axes[2].semilogx(n, list(runs.few.values()), "o-", color=PINK, label="n tokens, d = 4")
