@@ -145,6 +145,26 @@ REGISTRY: dict[str, Entry] = {
         title="Lost in the middle: what the last token of a prompt still knows of the others",
         source="Duerinckx, Geshkovski, Rossi 2026, arXiv 2605.09213",
     ),
+    "relu-flows": Entry(
+        module="otflow.experiments.relu_flows",
+        title="One ReLU neuron at a time permutes a picture and follows a diffeomorphism",
+        source="Geshkovski, Ruiz-Balet 2026, arXiv 2602.08606",
+    ),
+    "controllability": Entry(
+        module="otflow.experiments.controllability",
+        title="A Gaussian becomes another law, and relative entropy says how nearly",
+        source="Alvarez-Lopez, Geshkovski, Ruiz-Balet 2025, arXiv 2412.19366",
+    ),
+    "interpolation": Entry(
+        module="otflow.experiments.interpolation",
+        title="One Transformer takes three overlapping clouds to three points, and to atoms",
+        source="Geshkovski, Rigollet, Ruiz-Balet 2026, arXiv 2411.04551v3",
+    ),
+    "homogenized": Entry(
+        module="otflow.experiments.homogenized",
+        title="Very many random layers: an ODE, a common noise, and tokens that freeze or collapse",
+        source="Koubbi, Geshkovski, Rigollet 2026, arXiv 2604.01978",
+    ),
 }
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-__all__ = ["causal", "clusters", "metastability", "modes", "perceptron", "sphere"]
+__all__ = [
+    "causal",
+    "clusters",
+    "homogenized",
+    "interpolation",
+    "metastability",
+    "modes",
+    "perceptron",
+    "relu_flows",
+    "sphere",
+]
 
 
 def __dir__() -> list[str]:

@@ -13,8 +13,11 @@ import pytest
 from otflow.experiments import (
     aggregation,
     clusters,
+    controllability,
     gradient_flows,
+    homogenized,
     how_smooth,
+    interpolation,
     jko_ou,
     kde_modes,
     lost_in_the_middle,
@@ -23,6 +26,7 @@ from otflow.experiments import (
     metastability,
     perceptron,
     perspective,
+    relu_flows,
     stability,
 )
 from otflow.experiments.base import Result, Verdict
@@ -45,8 +49,11 @@ def labelled(ax: Any) -> bool:
 PANELS: dict[ModuleType, tuple[int, Callable[[Any], bool]]] = {  # how many figures, and what their axes have
     aggregation: (1, titled),
     clusters: (6, titled),
+    controllability: (4, titled),
     gradient_flows: (2, labelled),
+    homogenized: (5, titled),
     how_smooth: (3, titled_lines),
+    interpolation: (4, titled),
     jko_ou: (1, titled),
     kde_modes: (5, titled),
     lost_in_the_middle: (5, titled),
@@ -55,10 +62,13 @@ PANELS: dict[ModuleType, tuple[int, Callable[[Any], bool]]] = {  # how many figu
     metastability: (4, titled),
     perceptron: (4, titled),
     perspective: (5, titled),
+    relu_flows: (3, titled),
     stability: (2, titled_lines),
 }
 ERRATA: dict[ModuleType, int] = {  # how many printed statements are shown to be false
     clusters: 1,
+    homogenized: 2,
+    interpolation: 1,
     kde_modes: 1,
     lost_in_the_middle: 1,
     metastability: 2,

@@ -6,7 +6,17 @@ import pytest
 
 import otflow as of
 
-NAMES = ["causal", "clusters", "metastability", "modes", "perceptron", "sphere"]
+NAMES = [
+    "causal",
+    "clusters",
+    "homogenized",
+    "interpolation",
+    "metastability",
+    "modes",
+    "perceptron",
+    "relu_flows",
+    "sphere",
+]
 
 
 def test_the_systems_are_listed_and_load() -> None:
