@@ -73,13 +73,13 @@ def _along(path: interpolation.Path, x: Any) -> Any:
     for piece in path.pieces:
 
         def velocity(_: float, y: Any, piece: Any = piece) -> Any:
-            z = y.reshape(x.shape)
+            z = y.reshape(-1, 3)
             gate = np.maximum(z @ piece.direction + piece.c, 0)[:, None]
             v = piece.V @ z.mean(0) + gate * piece.w
             return (v - (v * z).sum(1, keepdims=True) * z).ravel()
 
         y = solve_ivp(velocity, (0, piece.time), x.ravel(), method="DOP853", rtol=1e-9, atol=1e-11).y[:, -1]
-        x = y.reshape(x.shape)
+        x = y.reshape(-1, 3)
     return x
 
 
