@@ -15,10 +15,10 @@ from torch import Tensor
 from otflow import checks
 from otflow.errors import InputError
 from otflow.systems.inputs import Array
-from otflow.systems.relu_laws import End, Law, is_law, obstruction
+from otflow.systems.relu_laws import End, Law, is_law, obstruction, on_the_line
 from otflow.systems.relu_pieces import PiecewiseFlow
 from otflow.systems.relu_shears import monotone, shear, staircase
-from otflow.systems.relu_transport import Transport, levels, quantiles, rounded
+from otflow.systems.relu_transport import GAP, Transport, levels, quantiles, rounded
 
 SPAN = float(norm.cdf(-4.5))  # levels at which slabs end: 3.4e-6, or 4.5 standard deviations of a Gaussian
 STRAIGHT = 1e-9  # nodes that are this near to the line through their neighbours are left out
@@ -218,8 +218,10 @@ def _measured(plan: _Plan, flow: PiecewiseFlow, why: str | None, samples: int, r
         columns = points.numpy().T
         return np.asarray(sum(law.logpdf(c) for law, c in zip(plan.base, columns, strict=True)))
 
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         g = log_target - flow.log_density(y, log_base).numpy()
+    g = np.where(np.isfinite(log_target), g, 0.0)  # at ends of supports, by rounding
+    why = why or (GAP if bool(np.isposinf(g).any()) else None)
     l2 = float(np.sqrt(((flow(x).numpy() - y) ** 2).sum(-1).mean()))
     kl = np.inf if why else float(g.mean())
     error = 0.0 if why else float(g.std() / np.sqrt(len(g)))
@@ -230,7 +232,7 @@ def _measured(plan: _Plan, flow: PiecewiseFlow, why: str | None, samples: int, r
 def _laws(base: Any) -> list[Law]:
     if not isinstance(base, Sequence) or isinstance(base, str) or not len(base):
         checks.fail("base", f"{base!r:.60}", "a list of laws, one per coordinate, is needed", "use [law] * d")
-    return [is_law(law, f"base[{j}]") for j, law in enumerate(base)]
+    return [on_the_line(law, f"base[{j}]") for j, law in enumerate(base)]
 
 
 def _affordable(plan: _Plan) -> None:

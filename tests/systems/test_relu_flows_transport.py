@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from scipy.integrate import quad
 from scipy.stats import cauchy, gamma, kstest, norm, t, uniform
 
@@ -33,6 +34,9 @@ def test_quantiles_of_a_mixture_invert_its_distribution_function_into_the_tails(
     u = np.array([1e-200, 1e-30, 1e-9, 0.2, 0.5, 0.9, 1 - 1e-9])
     assert np.abs(MIXTURE.cdf(MIXTURE.ppf(u)) / u - 1).max() < 1e-10
     assert np.abs(MIXTURE.sf(MIXTURE.isf(u)) / u - 1).max() < 1e-10
+    assert MIXTURE.ppf([0.0, 1.0]).tolist() == MIXTURE.isf([1.0, 0.0]).tolist() == [-math.inf, math.inf]
+    gap = rf.Mixture1d([0.5, 0.5], [uniform(0, 1), uniform(5, 1)])
+    assert gap.ppf([0.0, 1.0]).tolist() == gap.isf([1.0, 0.0]).tolist() == [0, 6]
     assert quad(lambda y: math.exp(MIXTURE.logpdf(y)), -12, 12, points=[-2, 1])[0] == pytest.approx(1)
 
 
@@ -101,6 +105,43 @@ def test_a_target_with_second_moment_is_within_reach(law: Any) -> None:
     assert 0 <= run.kl < 0.1
 
 
+SPIKES = rf.Mixture1d([0.5, 0.5], [norm(0, 1e-4), norm(3, 1e-4)])
+GAPPED = rf.Mixture1d([0.5, 0.5], [uniform(0, 1), uniform(5, 1)])
+
+
+@pytest.mark.parametrize(
+    ("base", "law"),
+    [(norm(), stats.beta(2, 2)), (norm(), stats.arcsine()), (norm(), stats.triang(0.3)), (norm(), SPIKES),
+     (norm(), gamma(0.2)), (norm(), GAPPED), (norm(), stats.semicircular()), (uniform(), stats.arcsine()),
+     (uniform(), uniform(2, 3)), (stats.expon(), stats.lomax(1.5)), (stats.laplace(), t(1.8))],
+)  # fmt: skip
+def test_kl_and_tv_are_means_under_the_target_whatever_its_density_and_support(base: Any, law: Any) -> None:
+    """Densities that are 0, infinite, spiked or underflow; affine maps of supports are no obstruction."""
+    run = rf.transport_1d(base, law, 9)
+    assert run.obstruction is None
+    n = 20_000 if law in (SPIKES, GAPPED) else 200_000
+    y = law.ppf((np.arange(n) + 0.5) / n)
+    g = law.logpdf(y) - run.flow.log_density(y[:, None], lambda x: base.logpdf(x[..., 0])).numpy()
+    assert run.kl == pytest.approx(g.mean(), rel=5e-3, abs=1e-9)
+    assert run.tv == pytest.approx((-np.expm1(-np.maximum(g, 0))).mean(), rel=5e-3, abs=1e-9)
+
+
+@pytest.mark.parametrize("law", [stats.skewcauchy(0.3), stats.f(3, 3), stats.pareto(1.9), stats.levy()])
+def test_heavy_tails_are_seen_where_quantiles_fail_far_out(law: Any) -> None:
+    run = rf.transport_1d(norm(), law, 8)
+    assert run.kl == math.inf
+    assert "too heavy" in str(run.obstruction)
+
+
+def test_a_density_that_is_zero_where_the_target_has_mass_is_named() -> None:
+    run = rf.transport_1d(rf.Mixture1d([0.5, 0.5], [uniform(0, 1), uniform(5, 1)]), uniform(), 5)
+    assert run.kl == math.inf
+    assert "density 0" in str(run.obstruction)
+    run = rf.knothe_rosenblatt([uniform()] * 2, lambda j, y: uniform(0.3 * y.sum(-1), 1), 4)
+    assert (run.kl, run.kl_error) == (math.inf, 0)
+    assert "density 0" in str(run.obstruction)
+
+
 def test_heavy_tails_are_within_reach_of_heavy_tails_and_support_counts() -> None:
     assert rf.transport_1d(cauchy(), cauchy(1, 2), 16).kl < 1e-10
     assert rf.transport_1d(t(2), cauchy(), 16).obstruction is None
@@ -118,6 +159,8 @@ def test_heavy_tails_are_within_reach_of_heavy_tails_and_support_counts() -> Non
         (lambda: rf.transport_1d(norm(), MIXTURE, 4, tail=math.nan), "tail"),
         (lambda: rf.transport_1d("normal", MIXTURE, 4), "lacks"),
         (lambda: rf.transport_1d(norm(), rf.Mixture1d, 4), "instance"),
+        (lambda: rf.transport_1d(norm(), norm([0, 1], 1), 4), "one law"),
+        (lambda: rf.transport_1d(gamma, norm(), 4), "parameters"),
         (lambda: rf.knothe_rosenblatt(norm(), curved, 4), "list of laws"),
         (lambda: rf.knothe_rosenblatt([], curved, 4), "list of laws"),
         (lambda: rf.knothe_rosenblatt([norm()] * 2, 3, 4), "function"),
