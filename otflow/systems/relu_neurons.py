@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from otflow import checks
-from otflow.systems.relu_pieces import Piece, PiecewiseFlow
+from otflow.systems.relu_pieces import Piece, PiecewiseFlow, stacked
 
 
 def maurey(
@@ -40,8 +40,9 @@ def maurey(
     M, T = checks.count(M, "M"), checks.positive(T, "T")
     size = w.norm(dim=-1) * (a.square().sum(-1) + b.square()).sqrt()
     total = size.sum()
-    if not bool(total > 0):
-        checks.fail("neurons", "all zero", "a field that moves something is needed", "pass other weights")
+    if not 0 < total.item() < torch.inf:
+        rule = "a field that moves something, in floating point, is needed"
+        checks.fail("sum |w| sqrt(|a|^2 + b^2)", total.item(), rule, "pass other weights")
     share = (size / total).detach()
     p = torch.from_numpy(checks.generator(rng).choice(len(w), size=M, p=share.numpy() / share.numpy().sum()))
     return PiecewiseFlow(Piece(w[p] / share[p, None], a[p], b[p], T / M))
@@ -66,7 +67,7 @@ def lie_trotter(neurons: Piece | Any, M: int, *, T: float = 1.0) -> PiecewiseFlo
 def _neurons(neurons: Any) -> tuple[Tensor, Tensor, Tensor]:
     if not isinstance(neurons, tuple | list) or len(neurons) not in (3, 4):
         checks.fail("neurons", f"{neurons!r:.60}", "(w, a, b) is needed", "pass arrays (P, d), (P, d), (P,)")
-    flow = PiecewiseFlow(Piece(*neurons[:3]))
-    if not len(flow):
+    w, a, b, _ = stacked(Piece(*neurons[:3]))
+    if not len(w):
         checks.fail("neurons", "no rows", "at least one neuron is needed", "pass arrays (P, d), (P, d), (P,)")
-    return flow.w, flow.a, flow.b
+    return w, a, b

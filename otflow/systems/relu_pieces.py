@@ -54,7 +54,7 @@ class PiecewiseFlow:
     """
 
     def __init__(self, pieces: Piece | Sequence[Piece]) -> None:
-        self.w, self.a, self.b, self.T = _stacked(pieces)
+        self.w, self.a, self.b, self.T = stacked(pieces)
         self._check()
 
     @classmethod
@@ -137,9 +137,16 @@ class PiecewiseFlow:
             )
         return value + minus
 
-    @cached_property
+    @property
     def reversed(self) -> PiecewiseFlow:
-        """The inverse as a flow of its own."""
+        """The inverse as a flow of its own, made anew if parameters are learned: they may have changed."""
+        return self._turned() if self._learned else self._reversed
+
+    @cached_property
+    def _reversed(self) -> PiecewiseFlow:
+        return self._turned()
+
+    def _turned(self) -> PiecewiseFlow:
         return PiecewiseFlow(Piece(-self.w.flip(0), self.a.flip(0), self.b.flip(0), self.T.flip(0)))
 
     def then(self, other: PiecewiseFlow) -> PiecewiseFlow:
@@ -173,8 +180,11 @@ class PiecewiseFlow:
     @property
     def _steps(self) -> Sequence[Table | One]:
         """Single pieces, anew for each graph, if a parameter needs a gradient; else tables where they fit."""
-        learned = any(p.requires_grad for p in (self.w, self.a, self.b, self.T))
-        return self._singles() if learned else self._tables
+        return self._singles() if self._learned else self._tables
+
+    @property
+    def _learned(self) -> bool:
+        return any(p.requires_grad for p in (self.w, self.a, self.b, self.T))
 
     @cached_property
     def _tables(self) -> list[Table | One]:
@@ -202,7 +212,7 @@ class PiecewiseFlow:
         if bool((self.T <= 0).any()):
             checks.fail("min(T)", self.T.min().item(), "a time > 0 is needed", "turn w to go back in time")
         growth = ((self.a * self.w).sum(-1) * self.T).detach().abs()
-        if len(self) and growth.max() > STEEPEST:
+        if not bool((growth <= STEEPEST).all()):
             checks.fail(
                 "max |a.w| T",
                 growth.max().item(),
@@ -224,19 +234,23 @@ class One(NamedTuple):
         return X + self.pace[:, None] * z.clamp(min=0), self.growth * (z > 0)
 
 
-def phi1(z: Tensor) -> Tensor:
+def phi1(z: Any) -> Tensor:
     """(e^z - 1) / z, smooth at 0, with its derivatives.
 
-    >>> phi1(torch.tensor([0.0, 1.0], dtype=torch.float64))
+    >>> phi1([0.0, 1.0])
     tensor([1.0000, 1.7183], dtype=torch.float64)
     """
+    z = checks.tensor(z, "z").double()
+    if bool((z > STEEPEST).any()):
+        checks.fail("max(z)", z.max().item(), f"exp leaves floating point beyond {STEEPEST:g}", "scale z")
     small = z.abs() < SERIES
     safe = torch.where(small, torch.ones_like(z), z)
     series = 1 + z / 2 * (1 + z / 3 * (1 + z / 4 * (1 + z / 5 * (1 + z / 6 * (1 + z / 7)))))
     return torch.where(small, series, torch.expm1(safe) / safe)
 
 
-def _stacked(pieces: Piece | Sequence[Piece]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def stacked(pieces: Piece | Sequence[Piece]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """w, a (L, d) and b, T (L,) of the pieces."""
     if not isinstance(pieces, Piece):
         pieces = _gathered(pieces)
     w, a, b, T = (checks.tensor(v, name).double() for v, name in zip(pieces, "wabT", strict=True))
@@ -249,7 +263,9 @@ def _stacked(pieces: Piece | Sequence[Piece]) -> tuple[Tensor, Tensor, Tensor, T
             checks.fail(
                 f"{name}.shape", tuple(v.shape), f"() or ({len(w)},) is needed", "pass one number per piece"
             )
-    return w, a, b.expand(len(w)), T.expand(len(w))
+    b, T = b.expand(len(w)), T.expand(len(w))
+    w, a, b, T = (v if v.requires_grad else v.clone() for v in (w, a, b, T))  # tables must not go stale
+    return w, a, b, T
 
 
 def _gathered(pieces: Any) -> Piece:
@@ -278,9 +294,12 @@ def _shaped(value: Any, name: str, k: int, shape: tuple[int, ...]) -> Tensor:
 def _numbers(value: Any) -> Tensor:
     """What a log-density returned, -inf allowed."""
     try:
-        return value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+        out = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
+        out = None
+    if out is None or out.is_complex() or bool(out.detach().isnan().any()):
         checks.fail("base(x)", f"{value!r:.60}", "numbers are needed", "return one log-density per point")
+    return out
 
 
 def _sound(y: Tensor) -> Tensor:

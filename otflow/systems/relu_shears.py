@@ -54,14 +54,14 @@ def monotone(
         checks.fail("len(x), len(y)", (len(x), len(y)), "as many images as nodes are needed", "pass pairs")
     e = _unit(axis, d)
     with np.errstate(over="ignore", under="ignore"):
-        slopes = np.diff(y) / np.diff(x)
+        slopes, shift = np.diff(y) / np.diff(x), y[0] - x[0]
     if not bool(((slopes > 0) & np.isfinite(slopes)).all()):
         rule = "a slope leaves floating point"
         checks.fail("(y[k + 1] - y[k]) / (x[k + 1] - x[k])", slopes.max(), rule, "move the nodes apart")
     below = slopes[0] if left is None else checks.positive(left, "left")
     inner = slopes if right is None else np.append(slopes, checks.positive(right, "right"))
     kinks = np.diff(np.log(inner), prepend=0.0)
-    pieces = [Piece((y[0] - x[0]) * e, 0 * e, 1.0), Piece(-math.log(below) * e, -e, y[0])]
+    pieces = [Piece(shift * e, 0 * e, 1.0), Piece(-math.log(below) * e, -e, y[0])]
     rest = Piece(kinks[:, None] * e, np.tile(e, (len(kinks), 1)), -y[: len(kinks)])
     return PiecewiseFlow(pieces).then(PiecewiseFlow(rest))
 
@@ -82,7 +82,7 @@ def shear(x: Any, y: Any, *, source: int = 0, target: int = 1, d: int = 2) -> Pi
     if len(x) != len(y):
         checks.fail("len(x), len(y)", (len(x), len(y)), "as many values as nodes are needed", "pass pairs")
     a, w = _two(source, target, d)
-    slopes = np.diff(y) / np.diff(x)
+    slopes = _ratio(np.diff(y), np.diff(x), "(y[k + 1] - y[k]) / (x[k + 1] - x[k])")
     pieces = [Piece(math.copysign(1.0, y[0]) * w, 0 * a, abs(y[0])), Piece(-slopes[0] * w, -a, x[0])]
     pieces += [Piece(k * w, a, -at) for k, at in zip(np.diff(slopes, prepend=0.0), x, strict=False)]
     return PiecewiseFlow(pieces)
@@ -105,6 +105,7 @@ def staircase(
     >>> staircase([0.0, 1.0], [2.0, -5.0], delta=1e-3)([[-1.0, 0.0], [0.5, 0.0], [2.0, 0.0]])[:, 1]
     tensor([ 0.,  2., -3.], dtype=torch.float64)
     """
+    d = checks.count(d, "d")
     a, w = _two(source, target, d)
     c, h = _nodes(at, "at", least=1), _finite(heights, "heights", ndim=None)
     h = h[:, None] * w if h.ndim == 1 else h
@@ -112,9 +113,19 @@ def staircase(
         rule = f"({len(c)},) or ({len(c)}, {d}) with zeros for coordinate {source} is needed"
         checks.fail("heights.shape", h.shape, rule, "pass one height per step")
     low, high = _strips(c, delta)
-    steep = h / (high - low)[:, None]  # of strips as they are after rounding: heights are then exact
+    steep = _ratio(
+        h, (high - low)[:, None], "heights / delta"
+    )  # of strips as they are after rounding: heights are then exact
     w = np.stack([steep, -steep], 1).reshape(-1, d)
     return PiecewiseFlow(Piece(w, np.tile(a, (len(w), 1)), -np.stack([low, high], 1).ravel()))
+
+
+def _ratio(up: Array, down: Array, name: str) -> Array:
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        out: Array = up / down
+    if not bool(np.isfinite(out).all()):
+        checks.fail(name, out.max(), "a slope leaves floating point", "take wider intervals or lower heights")
+    return out
 
 
 def _strips(c: Array, delta: Any) -> tuple[Array, Array]:
@@ -184,6 +195,9 @@ def permutation(perm: Any, *, delta: float = 1e-5, box: Any = (0.0, 1.0)) -> Pie
     G = SLOT * (high - low)[0]
     code = np.concatenate([[0.0], G * np.cumprod([1, *shape[1:-1]])])  # shift of x_1 for a slab of x_j
     delta = checks.positive(delta, "delta")
+    if bool(((shape > 1) & (size <= delta)).any()):
+        rule = f"cells of width {size[shape > 1].min():.3g} are lost in strips"
+        checks.fail("delta", delta, rule, "choose a smaller one")
     spread = [_slabs(j, low[j], size[j], shape[j], code[j], delta, d) for j in range(1, d) if shape[j] > 1]
     moves = rearrangement(start, end, size, cells @ code, cells[table.ravel()] @ code, delta=delta)
     return _joined([*spread, moves, *(flow.reversed for flow in reversed(spread))], d)
@@ -271,7 +285,9 @@ def corners(box: Any, d: int) -> tuple[Array, Array]:
     if not isinstance(box, Sequence | np.ndarray) or isinstance(box, str) or len(box) != 2:
         checks.fail("box", f"{box!r:.60}", "(low, high) is needed", "pass two corners")
     low, high = (_finite(corner, f"box[{i}]", ndim=None) for i, corner in enumerate(box))
-    if low.shape not in ((), (d,)) or high.shape not in ((), (d,)) or bool((low >= high).any()):
+    with np.errstate(over="ignore"):
+        fits = low.shape in ((), (d,)) and high.shape in ((), (d,)) and bool(np.isfinite(high - low).all())
+    if not fits or bool((low >= high).any()):
         checks.fail("box", f"{box!r:.60}", f"corners low < high, numbers or ({d},), are needed", "swap them")
     return np.broadcast_to(low, d), np.broadcast_to(high, d)
 
@@ -287,12 +303,16 @@ def _nodes(values: Any, name: str, least: int = 2) -> Array:
     out = _finite(values, name)
     if len(out) < least:
         checks.fail(f"len({name})", len(out), f"at least {least} numbers are needed", "pass more")
-    if bool((np.diff(out) <= 0).any()):
-        k = int(np.argmin(np.diff(out)))
+    with np.errstate(over="ignore"):
+        gaps = np.diff(out)
+    if bool((gaps <= 0).any()):
+        k = int(np.argmin(gaps))
         pair = f"{out[k]:g}, {out[k + 1]:g}"
         checks.fail(
             f"{name}[{k}], {name}[{k + 1}]", pair, f"{name} must increase", "sort it, drop repetitions"
         )
+    if bool(np.isinf(gaps).any()):
+        checks.fail(f"max({name}) - min({name})", math.inf, "it leaves floating point", f"scale {name}")
     return out
 
 

@@ -73,10 +73,18 @@ def tabulate(w: Tensor, a: Tensor, b: Tensor, T: Tensor) -> Iterator[Table | int
     for kind, axis, run in _runs(W, A):
         if kind == "other" or len(run) < SHORTEST:
             yield from run
-        elif kind == "shear":
-            yield _shear(axis, W[run], A[run, axis], B[run], S[run])
         else:
-            yield _stretch(axis, W[run, axis], A[run, axis], B[run], S[run])
+            table = _table(kind, axis, W[run], A[run, axis], B[run], S[run])
+            yield from run if table is None else [table]
+
+
+def _table(kind: str, axis: int, W: Array, s: Array, b: Array, T: Array) -> Table | None:
+    """None if numbers leave floating point on the way: the pieces are then taken one by one."""
+    try:
+        with np.errstate(over="raise", divide="raise", invalid="raise"):
+            return _shear(axis, W, s, b, T) if kind == "shear" else _stretch(axis, W[:, axis], s, b, T)
+    except (OverflowError, FloatingPointError):
+        return None
 
 
 # --- runs ----------------------------------------------------------------------------------------------
@@ -140,28 +148,29 @@ def _shear(axis: int, W: Array, s: Array, b: Array, T: Array) -> Shear:
     moving = np.flatnonzero(s).astype(np.int64)
     order = moving[np.argsort(-b[moving] / s[moving], kind="stable")]
     knots = -b[order] / s[order]
-    columns = [_summed(W[:, i], s, b, T, order, knots) for i in to]
+    # feet are the points nearest to 0 of their intervals: then knots far away cost no digits
+    foot = np.clip(0.0, np.append(-np.inf, knots), np.append(knots, np.inf))
+    columns = [_summed(W[:, i], s, b, T, order, foot) for i in to]
     value, slope = (np.array([c[part] for c in columns]).reshape(len(to), -1) for part in (0, 1))
-    foot = np.concatenate([knots[:1], knots])
     parts = (torch.from_numpy(np.ascontiguousarray(v)) for v in (to, knots, foot, value, slope))
     return Shear(axis, *parts)
 
 
 def _summed(
-    w: Array, s: Array, b: Array, T: Array, order: Index, knots: Array
+    w: Array, s: Array, b: Array, T: Array, order: Index, foot: Array
 ) -> tuple[list[float], list[float]]:
     """Values at the feet and slopes of the intervals between knots, exact up to the last rounding."""
     c = [Fraction(float(x)) * Fraction(float(t)) for x, t in zip(w, T, strict=True)]
     S, B = [Fraction(float(x)) for x in s], [Fraction(float(x)) for x in b]
-    P = [Fraction(float(x)) for x in knots]
-    fixed = sum((c[k] * max(B[k], Fraction(0)) for k in range(len(c)) if not S[k]), Fraction(0))
-    value = fixed + sum((c[k] * (S[k] * P[0] + B[k]) for k in order if S[k] < 0), Fraction(0))
+    P = [Fraction(float(x)) for x in foot]
+    level = sum((c[k] * max(B[k], Fraction(0)) for k in range(len(c)) if not S[k]), Fraction(0))
+    level += sum((c[k] * B[k] for k in order if S[k] < 0), Fraction(0))
     slope = sum((c[k] * S[k] for k in order if S[k] < 0), Fraction(0))
-    values, slopes = [value], [slope]
-    for m, k in enumerate(order):
-        value += slope * (P[m] - P[max(m - 1, 0)])
+    values, slopes = [level + slope * P[0]], [slope]
+    for m, k in enumerate(order, start=1):  # a knot may be rounded, but the lines that meet there are not
+        level += c[k] * (B[k] if S[k] > 0 else -B[k])
         slope += c[k] * abs(S[k])
-        values.append(value)
+        values.append(level + slope * P[m])
         slopes.append(slope)
     return [float(v) for v in values], [float(v) for v in slopes]
 
@@ -180,7 +189,8 @@ def _stretch(axis: int, w: Array, s: Array, b: Array, T: Array) -> Stretch:
         side = np.arange(len(y)) > at if s[k] > 0 else np.arange(len(y)) < at
         y = np.where(side, y + (y - q) * np.expm1(g), y)
         gain = gain + g * (np.arange(len(gain)) > at if s[k] > 0 else np.arange(len(gain)) <= at)
-    foot, image = np.concatenate([p[:1], p]), np.concatenate([y[:1], y])
+    near = [_near(p, m) for m in range(len(gain))]
+    foot, image = p[near], y[near]
     with np.errstate(over="ignore"):  # infinite slopes are found out at the points that meet them
         slope = np.exp(gain)
     return Stretch(axis, *(torch.from_numpy(v) for v in (p, foot, image, slope, gain)))
@@ -191,6 +201,11 @@ def _with_knot(p: Array, y: Array, gain: Array, q: float) -> tuple[Array, Array,
     m = int(np.searchsorted(y, q))
     if m < len(y) and y[m] == q:
         return p, y, gain
-    near = max(m - 1, 0)
+    near = _near(p, m)
     new = p[near] + (q - y[near]) * np.exp(-gain[m])
     return np.insert(p, m, new), np.insert(y, m, q), np.insert(gain, m, gain[m])
+
+
+def _near(p: Array, m: int) -> int:
+    """The end of interval m that is nearer to 0, itself a knot: far knots cost no digits."""
+    return m - 1 if m and (m == len(p) or p[m - 1] >= 0) else m

@@ -142,6 +142,24 @@ def test_a_shear_that_is_learned_has_gradients_in_weights_that_are_zero() -> Non
     assert w.grad[0].item() == pytest.approx(2.0)
 
 
+def test_the_inverse_follows_parameters_that_are_learned() -> None:
+    raw = some_flow(4, 2)
+    w, x = raw.w.clone().requires_grad_(), torch.from_numpy(points(5, 2))
+    flow = rf.PiecewiseFlow(rf.Piece(w, raw.a, raw.b, raw.T))
+    for _ in range(2):
+        flow.log_density(x, lambda z: -z.square().sum(-1)).sum().backward()
+        with torch.no_grad():
+            w -= 0.01 * w.grad
+        assert (flow(flow.inverse(x)) - x).abs().max() < 1e-11
+
+
+def test_a_tensor_that_changes_later_does_not_change_a_flow() -> None:
+    w = torch.ones(2, 1, dtype=torch.float64)
+    flow = rf.PiecewiseFlow(rf.Piece(w, torch.ones(2, 1), 0.0))
+    w.zero_()
+    assert flow([1.0]).item() == pytest.approx(math.e**2)
+
+
 def test_the_image_of_a_density_has_mass_one_and_the_right_moments() -> None:
     flow = some_flow(12, 1, seed=3)
     low, high = flow([[-9.0]]).item(), flow([[9.0]]).item()
@@ -212,6 +230,37 @@ def test_a_merged_staircase_is_exact_where_pieces_one_by_one_cancel() -> None:
     want = [float(sum((Fraction(h) for h in heights[:k]), Fraction(0))) for k in range(41)]
     assert np.abs(flow(x)[:, 1].numpy() - want).max() < 1e-14
     assert np.abs(one_by_one(flow, x)[:, 1].numpy() - want).max() > 1e-9
+
+
+def test_a_merged_shear_is_exact_whatever_the_scale_of_its_readings() -> None:
+    """Knots -b / s are rounded for s = 3, but heights are those of rational arithmetic all the same."""
+    rng = np.random.default_rng(0)
+    s, at = rng.choice([3.0, -7.0, 0.3], 30), np.sort(rng.uniform(0, 30, 30))
+    pieces = [rf.Piece([0.0, sign * 1e7], [k, 0.0], -k * c + j) for k, c in zip(s, at, strict=True)
+              for sign, j in ((1.0, 0.0), (-1.0, 1e-7))]  # fmt: skip
+    x = np.stack([rng.uniform(0, 30, 50), np.zeros(50)], -1)
+    want = [
+        float(sum(Fraction(p.w[1]) * max(Fraction(p.a[0]) * Fraction(t) + Fraction(p.b), 0) for p in pieces))
+        for t in x[:, 0]
+    ]
+    assert np.abs(rf.PiecewiseFlow(pieces)(x)[:, 1].numpy() - want).max() < 1e-13
+
+
+@pytest.mark.parametrize("w", [[0.0, 1.0], [1.0, 0.0]])
+def test_knots_far_away_cost_no_digits_of_a_table(w: list[float]) -> None:
+    flow = rf.PiecewiseFlow([rf.Piece(w, [s, 0.0], 1.0) for s in (1e-9, -1e-9, 1e-12)])
+    x = 1e-3 * points(20, 2)
+    assert len(flow._steps) == 1
+    assert (flow(x) - one_by_one(flow, x)).abs().max() < 2e-15
+
+
+@pytest.mark.parametrize("big", [1e200, 1e-320])
+def test_runs_that_leave_floating_point_are_taken_one_by_one(big: float) -> None:
+    for w, a in (([0.0, big], [big, 0.0]), ([1e-3, 0.0], [min(big, 1e-300), 0.0])):
+        flow = rf.PiecewiseFlow(
+            [rf.Piece(w, a, 0.5), rf.Piece([0.1 * (w[0] > 0), 0.1 * (w[0] == 0)], [1.0, 0], 2)]
+        )
+        assert torch.equal(flow([-1.0, 0.5]), one_by_one(flow, [-1.0, 0.5]))
 
 
 # --- monotone maps, shears, staircases -----------------------------------------------------------------
@@ -348,6 +397,7 @@ P = rf.Piece([1.0, 0.0], [0.0, 1.0], 0.0)
         [rf.Piece([1.0, 0.0], [0.0, 1.0], 0.0, -1.0)],
         [rf.Piece([1.0, 0.0], [0.0, 1.0], [0.0], 1.0)],
         [rf.Piece([1e3], [1e3], 0.0)],
+        [rf.Piece([1e200, -1e200], [1e200, 1e200], 0.0)],
         rf.Piece([[1.0, 0.0]], [[0.0, 1.0]], [0.0, 1.0]),
         rf.Piece(np.zeros((2, 0)), np.zeros((2, 0)), 0.0),
     ],
@@ -366,6 +416,8 @@ def test_points_of_another_shape_are_refused() -> None:
         flow.log_density([1.0, 2.0], lambda x: x)
     with pytest.raises(InputError, match="numbers are needed"):
         flow.log_density([1.0, 2.0], lambda x: "a")
+    with pytest.raises(InputError, match="numbers are needed"):
+        flow.log_density([1.0, 2.0], lambda x: x.sum() * math.nan)
     with pytest.raises(InputError, match="dimension"):
         flow.then(rf.PiecewiseFlow.identity(3))
     with pytest.raises(InputError, match="at least one piece"):
@@ -403,6 +455,15 @@ def test_overflow_is_an_error_that_keeps_what_came_out() -> None:
         (lambda: rf.permutation([[1, 0]], delta=0.7), "strips"),
         (lambda: rf.permutation(np.arange(64).reshape(8, 8), delta=1e-13), "float64 resolves"),
         (lambda: rf.permutation([[1, 0]], delta=0.0), "delta"),
+        (lambda: rf.permutation([[[1, 0]]], box=(0.0, [1.0, 1.0, 1e-6])), "lost in strips"),
+        (lambda: rf.permutation([[1, 0]], box=(-1e308, 1e308)), "box"),
+        (lambda: rf.staircase([0.0], [1.0], delta=5e-324), "floating point"),
+        (lambda: rf.staircase([0.0], [1.0], delta=0.1, d=2.5), "d = 2.5"),
+        (lambda: rf.shear([0.0, 1e-300], [0.0, 1e300]), "floating point"),
+        (lambda: rf.monotone([-1e308, 1e308], [0.0, 1.0]), "floating point"),
+        (lambda: rf.monotone([-1e308, 0.0], [1e308, 1.5e308]), "finite"),
+        (lambda: rf.phi1(800.0), "floating point"),
+        (lambda: rf.phi1("a"), "real numbers"),
         (lambda: rf.permutation([[1, 0]], box=(1.0, 0.0)), "low < high"),
         (lambda: rf.permutation([[1, 0]], box=3), "corners"),
     ],
