@@ -25,6 +25,7 @@ STRAIGHT = 1e-9  # nodes that are this near to the line through their neighbours
 ROOM = 1.5  # the distance of windows over the width of what lies in them
 FINE = 4  # nodes of the shear by the conditional median, for each slab
 MOST = 1_000_000  # nodes in all, which grow like K^d
+SAMPLES = 2**24  # at most
 Target = Callable[[int, Array], Law]
 
 
@@ -48,6 +49,9 @@ def knothe_rosenblatt(
     conditional maps in two dimensions with the first coordinate in place need 6 K - 3. KL decays like K^-2,
     the L2 error like K^-1. With ``centre`` conditional medians are taken off first and put back by an exact
     piecewise linear shear, 4 K + 2 pieces more for each earlier coordinate, and KL is far smaller.
+
+    A base without full support may leave target mass uncovered in strips of measure K delta, where
+    conditional maps are mixed: KL is then infinite, and seen to be so only if a sample falls there.
 
     Args:
         base: d laws, one for each coordinate, independent.
@@ -80,12 +84,12 @@ def knothe_rosenblatt(
         checks.number(tail, "tail"),
         checks.positive(delta, "delta"),
     )
-    _affordable(plan)
+    _affordable(plan, checks.count(samples, "samples"))
     flow, edges, why = PiecewiseFlow.identity(len(laws)), list[Array](), list[str]()
     for j in range(len(laws)):
         step = _coordinate(plan, j, edges)
         flow, edges, why = flow.then(step.flow), [*edges, step.edges], why + [step.why] * bool(step.why)
-    return _measured(plan, flow, why[0] if why else None, checks.count(samples, "samples"), rng)
+    return _measured(plan, flow, why[0] if why else None, samples, rng)
 
 
 class _Plan(NamedTuple):
@@ -235,9 +239,11 @@ def _laws(base: Any) -> list[Law]:
     return [on_the_line(law, f"base[{j}]") for j, law in enumerate(base)]
 
 
-def _affordable(plan: _Plan) -> None:
+def _affordable(plan: _Plan, samples: int) -> None:
     most = plan.nodes * plan.K ** (len(plan.base) - 1)
     if plan.nodes < 2:
         checks.fail("nodes", plan.nodes, "at least 2 are needed", "choose more")
     if most > MOST:
         checks.fail("nodes K^(d-1)", most, f"more than {MOST} nodes are too many", "choose a smaller K")
+    if samples > SAMPLES:
+        checks.fail("samples", samples, f"more than {SAMPLES} are too many", "choose fewer")

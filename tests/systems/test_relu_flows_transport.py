@@ -168,6 +168,7 @@ def test_heavy_tails_are_within_reach_of_heavy_tails_and_support_counts() -> Non
         (lambda: rf.knothe_rosenblatt([norm()] * 2, curved, 0), "K = 0"),
         (lambda: rf.knothe_rosenblatt([norm()] * 2, curved, 4, nodes=1), "nodes"),
         (lambda: rf.knothe_rosenblatt([norm()] * 9, curved, 40), "too many"),
+        (lambda: rf.knothe_rosenblatt([norm()] * 2, curved, 4, samples=2**31), "samples"),
         (lambda: rf.knothe_rosenblatt([norm()] * 2, curved, 9, delta=2.0), "overlap"),
         (lambda: rf.knothe_rosenblatt([norm()] * 2, lambda j, y: norm(np.zeros(7), 1), 4), "broadcast"),
         (lambda: rf.maurey(([[1.0]], [[1.0]], [0.0]), 0), "M = 0"),
