@@ -471,15 +471,3 @@ def test_overflow_is_an_error_that_keeps_what_came_out() -> None:
 def test_builders_refuse_what_they_cannot_build(build: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         build()
-
-
-@pytest.mark.slow
-def test_hundreds_of_pieces_on_a_hundred_thousand_points_take_less_than_a_second() -> None:
-    import time
-
-    rng = np.random.default_rng(0)
-    flow, x = rf.permutation(rng.permutation(144).reshape(12, 12)), rng.random((100_000, 2))
-    start = time.perf_counter()
-    flow(x), flow.inverse(x)
-    assert len(flow) > 900
-    assert time.perf_counter() - start < 1
