@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.spatial import cKDTree
 
 from otflow import checks
 from otflow.errors import ConvergenceError
@@ -66,7 +67,7 @@ class Path:
         returned: for each step (a measure disentangled or cut, a cluster brought to its target), how far it
             left all others from where they were.
         disjoint: the least distance between points of different sources after disentangling.
-        status: "ok", or "uncertified" if an error is above tol.
+        status: "ok", or "uncertified" if an error is above tol, or none was measured: the path is a part.
     """
 
     def __init__(self, pieces: Sequence[Piece], targets: Sequence[Target], tol: float) -> None:
@@ -99,12 +100,14 @@ class Path:
 
     @property
     def status(self) -> str:
-        return "ok" if bool((self.errors <= self.tol).all()) else "uncertified"
+        good = len(self.errors) > 0 and bool((self.errors <= self.tol).all())
+        return "ok" if good else "uncertified"
 
     @property
     def field(self) -> VelocityField:
         """V(t) E_mu[x] + w(t) (a(t).x + c(t))_+ for `flow`, whose steps end where it jumps."""
-        return as_field(list(self.pieces))
+        rest = Piece(1.0, np.eye(self.d)[0], phase="rest")  # a path without pieces moves nothing
+        return as_field(list(self.pieces) or [rest])
 
     def __call__(self, mu: Particles) -> Particles:
         """The measure at the end of the path, in closed form piece by piece."""
@@ -254,11 +257,9 @@ def _build(b: Builder, plan: Plan) -> float:
 
 def _apart(b: Builder) -> float:
     """The least distance between clusters of different sources, from their points."""
-    found = [math.inf]
-    for i, x in enumerate(b.x):
-        for y in b.x[i + 1 :]:
-            found += [float(np.linalg.norm(y - p, axis=1).min()) for p in x[:: max(1, len(x) // 200)]]
-    return min(found)
+    trees = [cKDTree(x) for x in b.x]
+    found = [tree.query(y)[0].min() for i, tree in enumerate(trees) for y in b.x[i + 1 :]]
+    return float(min(found, default=math.inf))
 
 
 def _match(b: Builder, plan: Plan) -> None:

@@ -34,7 +34,7 @@ class Target:
 
     def equals(self, other: Target) -> bool:
         return self.x.shape == other.x.shape and bool(
-            np.allclose(self.x, other.x, atol=1e-9) and np.allclose(self.w, other.w, atol=1e-9)
+            np.allclose(self.x, other.x, 0, 1e-9) and np.allclose(self.w, other.w, 0, 1e-9)
         )
 
 
@@ -75,7 +75,8 @@ def sources_of(sources: Any) -> list[Particles]:
 
 def targets_of(targets: Any, mus: list[Particles]) -> list[Target]:
     """A target for every source, on the same sphere."""
-    if isinstance(targets, Particles | str) or not hasattr(targets, "__len__"):
+    single = isinstance(targets, Particles | str) or getattr(targets, "ndim", 1) == 0
+    if single or not hasattr(targets, "__len__"):
         checks.fail(
             "targets", f"{targets!r:.60}", "a target for each source is needed", "pass a list of them"
         )
@@ -90,7 +91,7 @@ def _target(value: Any, name: str, mu: Particles) -> Target:
     if isinstance(value, Particles):
         nu = dimension(value, name)
         kept = nu.w > 0
-        x, w = nu.x[kept].numpy(), nu.w[kept].numpy()
+        x, w = _merged(nu.x[kept].numpy(), nu.w[kept].numpy())
     else:
         x, w = on_sphere(value, name)[None], np.ones(1)
     if x.shape[1] != mu.d:
@@ -107,6 +108,13 @@ def _target(value: Any, name: str, mu: Particles) -> Target:
             "take fewer atoms, or more points",
         )
     return Target(x, w)
+
+
+def _merged(x: Array, w: Array) -> tuple[Array, Array]:
+    """Without repetition: atoms at one place are one, of the sum of their masses."""
+    first = np.array([int(np.argmax(np.abs(x - y).max(1) < 1e-9)) for y in x])
+    kept = np.unique(first)
+    return x[kept], np.bincount(first, weights=w)[kept]
 
 
 def on_sphere(value: Any, name: str) -> Array:
@@ -139,8 +147,12 @@ def same(mus: list[Particles], aims: list[Target]) -> list[int]:
 
 
 def _equal(mu: Particles, nu: Particles) -> bool:
-    if mu.n != nu.n:
-        return False
-    rows = [np.c_[m.x.numpy(), m.w.numpy()] for m in (mu, nu)]
-    one, other = (r[np.lexsort(r.T)] for r in rows)
-    return bool(np.abs(one - other).max() < 1e-12)
+    one, other = _atoms(mu), _atoms(nu)
+    return one.shape == other.shape and bool(np.abs(one - other).max() < 1e-12)
+
+
+def _atoms(mu: Particles) -> Array:
+    """Points and their masses in order, without those that have none, each point once, (n, d + 1)."""
+    x, k = np.unique(mu.x[mu.w > 0].numpy(), axis=0, return_inverse=True)
+    out: Array = np.c_[x, np.bincount(k.ravel(), weights=mu.w[mu.w > 0].numpy())]
+    return out

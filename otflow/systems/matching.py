@@ -3,7 +3,8 @@
 One gate on a half-space that has the way of a point in it, and no other point, moves it in one piece (ours).
 Where there is none, the others are first gathered in a small ball (Geshkovski, Rigollet, Ruiz-Balet 2026,
 Prop. 4.2): gates +-gamma.x > eps/2, with gamma orthogonal to the way, drive them to omega, then a gate that
-is open outside of the ball moves the point, and the first gates, turned, put the others back.
+is open outside of the ball moves the point, and the first gates, turned, put the others back. Where points
+wait for each other to leave their targets, one of them is first brought to a free place (ours).
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from otflow.systems.splitting import rapidity
 
 BALL, TILT = 3 * math.pi / 16, math.pi / 8
 INSIDE = BALL - TILT - 0.1  # gathered points come so near to omega_+-
-ENOUGH = 0.03  # a gate with so much to spare is good
+ENOUGH, LEAST = 0.03, 1e-4  # a gate with so much to spare is good; with less than this there is none
 WAYPOINTS, NORMALS = 150, 300
 ANTIPODAL = 0.2  # |p + y| below which the way from p to y is not tried
-HERE = 1e-12
+HERE, THERE = 1e-12, 0.05  # a point is at its target; it is in the way of one that goes there
 
 
 class Way(NamedTuple):
@@ -45,15 +46,38 @@ class Job(NamedTuple):
 
 def match(b: Builder, jobs: list[Job], *, shortcuts: bool) -> None:
     """Bring the clusters to their targets, at each turn the one that can go with most to spare."""
-    left = list(range(len(jobs)))
+    left, yielding = list(range(len(jobs))), len(jobs)
     while left:
         at = np.stack([_centre(b, job) for job in jobs])
         k, way = _best(at, jobs, left, b.rng, shortcuts)
+        arrives = way.margin >= LEAST
+        if not arrives and yielding and len(waiting := _in_the_way(at, jobs, left)):
+            free, yielding = _free(at, jobs, b.rng), yielding - 1
+            k, way = _best(at, [job._replace(target=free) for job in jobs], waiting, b.rng, shortcuts)
+        if way.margin < LEAST:
+            raise fail(
+                "no gate brings any of the clusters to its target without moving another, the best has "
+                f"{way.margin:.1e} to spare; targets farther apart are needed"
+            )
         before = list(b.x)
         for piece in way.pieces:
             b.run(replace(piece, phase=f"{piece.phase} {jobs[k].source}"))
         b.returned.append(_disturbed(b, before, jobs[k]))
-        left.remove(k)
+        left = [j for j in left if j != k or not arrives]
+
+
+def _in_the_way(at: Array, jobs: list[Job], left: list[int]) -> list[int]:
+    """Clusters that are where another is to go."""
+    apart = np.linalg.norm(at[:, None] - np.stack([job.target for job in jobs]), axis=2)
+    return [k for k in left if any(j != k and apart[k, j] < THERE for j in left)]
+
+
+def _free(at: Array, jobs: list[Job], rng: np.random.Generator) -> Array:
+    """A place far from all clusters and all targets, the best of some."""
+    drawn = unit(rng.standard_normal((WAYPOINTS, at.shape[1])))
+    taken = np.concatenate([at, np.stack([job.target for job in jobs])])
+    best: Array = drawn[int((drawn @ taken.T).max(1).argmin())]
+    return best
 
 
 def _disturbed(b: Builder, before: list[Array], job: Job) -> float:
@@ -71,19 +95,14 @@ def _best(
     at: Array, jobs: list[Job], left: list[int], rng: np.random.Generator, shortcuts: bool
 ) -> tuple[int, Way]:
     """The cluster and the way with most to spare; longer ways only if shorter ones have too little."""
-    best: tuple[int, Way] | None = None
+    best = left[0], Way(-1.0, ())
     for kind in (_straight, _bent, _gathered, _gathered_bent)[0 if shortcuts else 2 :]:
         for k in left:
             way = kind(at[k], jobs[k].target, np.delete(at, k, 0), rng)
-            if best is None or way.margin > best[1].margin:
+            if way.margin > best[1].margin:
                 best = k, way
-        if best is not None and best[1].margin >= ENOUGH:
+        if best[1].margin >= ENOUGH:
             return best
-    if best is None or best[1].margin < 1e-4:
-        raise fail(
-            "no gate brings any of the clusters to its target without moving another, the best has "
-            f"{0.0 if best is None else best[1].margin:.1e} to spare; targets farther apart are needed"
-        )
     return best
 
 

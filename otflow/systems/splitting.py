@@ -66,9 +66,10 @@ def split(b: Builder, i: int, e: Array, alpha: Array | None, masses: Array, radi
     _close(b, i, np.arange(len(b.x[i])), e, SMALL * float(np.abs(phi[:-1]).min()), f"gather {i}")
     across = _widest(b.x[i], e, alpha)
     left, groups = np.arange(len(b.x[i])), []
-    for angle, mass in zip(phi[:-1], masses[:-1], strict=True):
+    for k, (angle, mass) in enumerate(zip(phi[:-1], np.cumsum(masses)[:-1], strict=True)):
         z = math.cos(angle) * e + math.sin(angle) * across
-        top, c = _slice(b.x[i], b.w[i], left, z, float(mass), i)
+        missing = float(mass - 1 + b.w[i][left].sum())  # what atoms before it lack, or have too much, counts
+        top, c = _slice(b.x[i], b.w[i], left, z, missing, i, m - 1 - k)
         _insist(c, _rest(b, i, left) @ z, i)
         _run(b, b.x[i][top], Piece(1.0, z, speed=1.0, a=z, c=-c, phase=f"split {i}"), radius, cut=i)
         groups.append(top)
@@ -125,12 +126,18 @@ def _widest(x: Array, e: Array, alpha: Array | None) -> Array:
     return unit(np.linalg.svd(y, full_matrices=False)[2][0] @ basis)
 
 
-def _slice(x: Array, w: Array, left: Indices, z: Array, mass: float, i: int) -> tuple[Indices, float]:
-    """Those of the points left that are highest along z, of about the mass, and the height of the cut."""
+def _slice(
+    x: Array, w: Array, left: Indices, z: Array, mass: float, i: int, later: int
+) -> tuple[Indices, float]:
+    """Those of the points left that are highest along z, of about the mass, and the height of the cut.
+
+    Points remain for each of the atoms that come later.
+    """
     height = x[left] @ z
     order = np.argsort(-height, kind="stable")
     h, total = height[order], np.cumsum(w[left][order])
     cuts = np.flatnonzero(h[:-1] - h[1:] > TIED)
+    cuts = cuts[: max(0, len(cuts) - later + 1)]
     if not len(cuts):
         raise fail(f"source {i} has too few distinct points to be cut into the atoms of its target")
     k = int(cuts[np.abs(total[cuts] - mass).argmin()])

@@ -277,6 +277,16 @@ def test_clouds_may_change_places_and_go_to_antipodes() -> None:
         assert it.interpolate(sources, targets).errors.max() <= 1e-3
 
 
+@pytest.mark.parametrize("shortcuts", [True, False])
+@pytest.mark.parametrize(("N", "d"), [(2, 3), (4, 3), (3, 5)])
+def test_points_may_change_places(N: int, d: int, shortcuts: bool) -> None:
+    x = unit(np.eye(d)[0] + 0.4 * np.random.default_rng(N).standard_normal((N, d)))
+    points = [on_sphere(p[None]) for p in x]
+    path = it.interpolate(points, np.roll(x, 1, 0), shortcuts=shortcuts)
+    for mu, y in zip(points, np.roll(x, 1, 0), strict=True):
+        assert away(path(mu), y) <= 1e-3
+
+
 def test_wide_clouds_are_first_driven_away_from_a_hole() -> None:
     rng = np.random.default_rng(1)
     sources = [on_sphere(unit(rng.standard_normal((60, 3)))) for _ in range(2)]
@@ -301,6 +311,13 @@ def test_one_measure_and_one_point_are_fine() -> None:
     assert it.interpolate([point], [[0.0, 1.0, 0.0]]).errors.max() <= 1e-3
     assert it.interpolate([point], [[-1.0, 0.0, 0.0]]).errors.max() <= 1e-3
     assert it.interpolate([point], [[1.0, 0.0, 0.0]]).errors.max() <= 1e-3
+
+
+def test_a_path_without_pieces_is_a_field_that_rests() -> None:
+    point = on_sphere([[1.0, 0.0, 0.0]])
+    path = it.interpolate([point], [[1.0, 0.0, 0.0]])
+    assert path.pieces == ()
+    assert path.field(0.0, point)[0].abs().max() == 0
 
 
 def test_the_same_seed_gives_the_same_path() -> None:
@@ -332,6 +349,22 @@ def test_points_and_measures_may_be_mixed_and_atoms_shared() -> None:
     path = it.interpolate(sources, [shared, y[0], on_sphere(y[1:])])
     assert path.errors.max() <= 1e-3
     assert path.mass_errors.max() <= 1 / 120 + 1e-9
+
+
+def test_five_atoms_take_the_masses_of_seven_points_to_within_one() -> None:
+    # Cuts that each round down would leave three points for the last atom.
+    mu = on_sphere(problem(0, n=7)[0][0].x)
+    nu = on_sphere(unit(np.random.default_rng(0).standard_normal((5, 3))))
+    path = it.interpolate([mu], [nu])
+    assert path.errors.max() <= 1e-3
+    assert path.mass_errors.max() < 1 / 7
+
+
+def test_atoms_at_one_place_are_one_atom() -> None:
+    nu = on_sphere(AIMS[[0, 1, 0]], [0.2, 0.5, 0.3])
+    path = it.interpolate(GOOD[:1], [nu])
+    np.testing.assert_allclose(path.masses[0], [0.5, 0.5], atol=1e-12)
+    assert path.mass_errors.max() < 1e-12
 
 
 def fresh_check(n: int, seed: int) -> None:
@@ -402,9 +435,13 @@ GOOD, AIMS = problem(0, n=20)
         ({"targets": [AIMS[0], AIMS[1], [1.0, 0.0, 0.0, 0.0]]}, r"targets\[2\]\.d = 4"),
         ({"targets": "north"}, "targets = 'north'"),
         ({"targets": None}, "targets = None"),
+        ({"targets": np.array(1.0)}, r"targets = array\(1\.\)"),
         ({"targets": [[AIMS[0]], AIMS[1], AIMS[2]]}, r"targets\[0\]\.shape = \(1, 3\)"),
         ({"targets": [of.Particles(AIMS), AIMS[1], AIMS[2]]}, r"targets\[0\]\.space"),
-        ({"targets": [on_sphere(unit(np.ones((10, 3)))), AIMS[1], AIMS[2]]}, r"targets\[0\]\.n = 10"),
+        (
+            {"targets": [on_sphere(unit(np.c_[np.arange(10), np.ones((10, 2))])), AIMS[1], AIMS[2]]},
+            r"targets\[0\]\.n = 10",
+        ),
         ({"sources": []}, "sources = "),
         ({"sources": GOOD[0]}, "sources = "),
         ({"sources": 3}, "sources = 3"),
@@ -444,12 +481,22 @@ def test_more_atoms_than_points_are_refused_and_a_double_point_cannot_be_cut() -
     with pytest.raises(of.ConvergenceError, match="too few distinct points") as caught:
         it.interpolate([two], [on_sphere(np.eye(3)[:2])])
     assert isinstance(caught.value.result, it.Path)
+    assert caught.value.result.status == "uncertified"  # a part of a path, on which nothing was measured
 
 
 def test_the_same_measure_twice_may_have_one_target() -> None:
     path = it.interpolate([GOOD[0], GOOD[0]], [AIMS[0], AIMS[0]])
     assert path.errors.shape == (2,)
     assert path.errors.max() <= 1e-3
+
+
+def test_a_measure_is_the_same_with_double_points_or_points_without_mass() -> None:
+    x = GOOD[0].x.numpy()
+    double = on_sphere(np.vstack([x, x]))
+    more = on_sphere(np.vstack([x, -x[:1]]), np.append(np.full(20, 1 / 20), 0.0))
+    assert it.interpolate([GOOD[0], double, more], AIMS[[0, 0, 0]]).errors.max() <= 1e-3
+    with pytest.raises(of.InputError, match="the same measure"):
+        it.interpolate([GOOD[0], double], AIMS[:2])
 
 
 @pytest.mark.parametrize(
