@@ -217,7 +217,8 @@ class _Gate(NamedTuple):
         for _ in range(80):
             late = self.clock(s) - start - time
             low, high = np.where(late < 0, s, low), np.where(late < 0, high, s)
-            newton = s - late * self.rise(s) / np.cosh(s)
+            with np.errstate(invalid="ignore"):  # at rest on the edge: never, times a speed of zero
+                newton = s - late * self.rise(s) / np.cosh(s)
             good = (newton > low) & (newton < high)
             following = np.where(good, newton, (low + high) / 2)
             if np.max(np.abs(following - s)) < 4e-16 * (1 + np.max(np.abs(s))):

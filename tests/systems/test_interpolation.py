@@ -139,6 +139,20 @@ def test_points_at_the_pole_and_its_antipode_stay_there() -> None:
     assert np.isfinite(Circle.of(np.stack([p, -p]), p).s).all()
 
 
+def test_after_a_very_long_time_all_that_a_gate_moves_is_at_rest() -> None:
+    rng = np.random.default_rng(5)
+    for T in (1e4, 1e6):
+        for _ in range(20):
+            p, a = unit(rng.standard_normal((2, 3)))
+            x, c = unit(rng.standard_normal((30, 3))), float(rng.uniform(-1, 1))
+            gate = Piece(T, p, speed=1.0, a=a, c=c)
+            if abs(abs(c) - abs(float(a @ p))) < 0.1:
+                continue  # slow there
+            y = gate.move(x, np.full(30, 1 / 30))
+            at_rest = np.minimum(np.maximum(gate.gate(y), 0), np.linalg.norm(y - p, axis=1))
+            assert at_rest.max() < 1e-7
+
+
 def test_the_ball_gate_is_open_inside_and_the_printed_one_outside() -> None:
     z, R = np.array([0.0, 0.0, 1.0]), 0.5
     x = unit(np.random.default_rng(0).standard_normal((500, 3)))
