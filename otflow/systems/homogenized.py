@@ -30,8 +30,8 @@ from __future__ import annotations
 
 from otflow.systems.homogenized_chain import ChainRun, chain
 from otflow.systems.homogenized_limits import (
+    ExpectedAttention,
     HeadNoise,
-    MeanAttention,
     flat_drift,
     ode,
     overlap_bracket,
@@ -67,7 +67,7 @@ __all__ = [
     "overlap_drift",
     "overlap_bracket",
     "flat_drift",
-    "MeanAttention",
+    "ExpectedAttention",
     "HeadNoise",
     "ode",
     "sde",

@@ -131,7 +131,7 @@ def flat_drift(R: Any, d: int) -> Tensor:
 # --- ODE -----------------------------------------------------------------------------------------------
 
 
-class MeanAttention(VelocityField):
+class ExpectedAttention(VelocityField):
     """b(x) = mean_V E_A m_A(x), projected to the sphere: what a layer does on average.
 
     The mean over A is one over a bank of ``draws`` heads, drawn once, so that the field does not change.
@@ -143,7 +143,7 @@ class MeanAttention(VelocityField):
         rng: a seed or a generator.
 
     >>> x = Particles([[1.0, 0.0], [0.0, 1.0]], space=Sphere())
-    >>> MeanAttention(GaussianWeights(2, mean_V=2.0), 0.0, rng=0)(0.0, x)[0]
+    >>> ExpectedAttention(GaussianWeights(2, mean_V=2.0), 0.0, rng=0)(0.0, x)[0]
     tensor([[0., 1.],
             [1., 0.]], dtype=torch.float64)
     """
@@ -167,7 +167,7 @@ class MeanAttention(VelocityField):
         return mu.tangent(Tangent([total / self.draws @ mean.to(x).mT]))
 
     def __repr__(self) -> str:
-        return f"MeanAttention(d={self.weights.d}, beta={self.beta:g}, draws={self.draws})"
+        return f"ExpectedAttention(d={self.weights.d}, beta={self.beta:g}, draws={self.draws})"
 
 
 def spherical(mu: Measure, weights: GaussianWeights) -> Tensor:
@@ -200,7 +200,8 @@ class HeadNoise(Noise):
     >>> import otflow as of
     >>> mu = of.Particles(torch.eye(3), space=of.Sphere())
     >>> noise = HeadNoise(GaussianWeights(3), 1.0, rng=0)
-    >>> of.flow(mu, MeanAttention(noise.weights, 1.0, rng=0), of.Euler(), t1=0.5, dt=0.1, noise=noise).status
+    >>> field = ExpectedAttention(noise.weights, 1.0, rng=0)
+    >>> of.flow(mu, field, of.Euler(), t1=0.5, dt=0.1, noise=noise).status
     'ok'
 
     Reference: Koubbi, Geshkovski, Rigollet 2026, arXiv 2604.01978; without draws of V, ours.
@@ -280,7 +281,7 @@ def ode(
 
     Args:
         x0: tokens (*batch, n, d) on the sphere.
-        weights, beta, draws, rng: as in `MeanAttention`.
+        weights, beta, draws, rng: as in `ExpectedAttention`.
         t1, save_at: as in `otflow.flow`, by the adaptive `Dopri5`.
 
     >>> law = GaussianWeights(2, mean_V=1.0)
@@ -288,7 +289,7 @@ def ode(
     >>> (end.x[0] @ end.x[1]).item() > 0.999
     True
     """
-    field = MeanAttention(weights, beta, draws=draws, rng=rng)
+    field = ExpectedAttention(weights, beta, draws=draws, rng=rng)
     return flow(Particles(tokens(x0), space=Sphere()), field, Dopri5(), t1=t1, save_at=save_at)
 
 
@@ -316,7 +317,7 @@ def sde(
         x0: tokens (*batch, n, d) on the sphere.
         weights, beta, rate, draws: as in `HeadNoise`; a mean of V asks for rate = eta / H.
         t1, dt, save_at: as in `otflow.flow`.
-        bank: draws of A in `MeanAttention`.
+        bank: draws of A in `ExpectedAttention`.
         samples: so many copies of x0, as a new first axis.
 
     >>> law = GaussianWeights(3)
@@ -326,7 +327,7 @@ def sde(
     rng, x = checks.generator(rng), tokens(x0)
     if samples is not None:
         x = x.expand(checks.count(samples, "samples"), *x.shape)
-    field = MeanAttention(weights, beta, draws=bank, rng=rng)
+    field = ExpectedAttention(weights, beta, draws=bank, rng=rng)
     noise = HeadNoise(weights, beta, rate=rate, draws=draws, rng=rng)
     mu = Particles(x, space=Sphere())
     return flow(mu, field, Euler(), t1=t1, dt=dt, noise=noise, save_at=save_at)

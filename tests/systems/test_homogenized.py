@@ -205,7 +205,7 @@ def test_a_random_chain_tends_to_the_ode_as_eta_over_heads_tends_to_0() -> None:
 def test_the_mean_field_is_the_mean_of_many_heads() -> None:
     x, law = cloud(4, 3), hom.GaussianWeights(3, 0.0, 0.8, mean_V=[[1.0, 0, 0], [0, 2.0, 0], [0, 1.0, 1.0]])
     mu = of.Particles(x, space=of.Sphere())
-    v = hom.MeanAttention(law, 2.0, draws=20_000, rng=0)(0.0, mu)[0]
+    v = hom.ExpectedAttention(law, 2.0, draws=20_000, rng=0)(0.0, mu)[0]
     eta = 1e-5
     run = hom.chain(x, weights=law, beta=2.0, eta=eta, layers=1, samples=20_000, rng=1)
     assert strays((run.x[-1] - x) / eta, v) < 4.5
@@ -316,7 +316,7 @@ def test_the_weak_error_halves_with_the_step_of_the_clock() -> None:
 def test_paths_refine_and_runs_repeat() -> None:
     x, law = of.Particles(cloud(3, 4), space=of.Sphere()), hom.GaussianWeights(4)
     path = of.BrownianPath(0, (3, 4))
-    field = hom.MeanAttention(law, 0.0, rng=0)
+    field = hom.ExpectedAttention(law, 0.0, rng=0)
 
     def end(dt: float) -> Tensor:
         return of.flow(x, field, of.Euler(), t1=1.0, dt=dt, noise=hom.HeadNoise(law, 0.0, path=path)).final.x
@@ -404,7 +404,7 @@ def test_values_that_overflow_are_reported_with_what_was_computed() -> None:
         (lambda: hom.HeadNoise(GOOD["weights"], 1.0, draws=1, rng=0), "draws"),
         (lambda: hom.HeadNoise(GOOD["weights"], 1.0, rate=0.0, rng=0), "rate"),
         (lambda: hom.HeadNoise(GOOD["weights"], 1.0), "path, rng"),
-        (lambda: hom.MeanAttention(lambda rng, shape: None, 1.0, rng=0), "GaussianWeights"),  # type: ignore[arg-type]
+        (lambda: hom.ExpectedAttention(lambda rng, shape: None, 1.0, rng=0), "GaussianWeights"),  # type: ignore[arg-type]
         (lambda: hom.overlap_drift(np.eye(3), np.eye(2), 4), "shapes of R, s"),
         (lambda: hom.overlap_drift(2 * np.eye(3), np.eye(3), 4), "norm 1"),
         (lambda: hom.overlap_bracket(np.eye(3), np.eye(3), 0), "d = 0"),
@@ -417,6 +417,7 @@ def test_limits_refuse_what_makes_no_sense(make: Any, words: str) -> None:
 
 
 def test_noise_needs_tokens_on_the_sphere() -> None:
-    noise, field = hom.HeadNoise(GOOD["weights"], 1.0, rng=0), hom.MeanAttention(GOOD["weights"], 1.0, rng=0)
+    law = GOOD["weights"]
+    noise, field = hom.HeadNoise(law, 1.0, rng=0), hom.ExpectedAttention(law, 1.0, rng=0)
     with pytest.raises(InputError, match="Sphere"):
         of.flow(of.Particles(torch.eye(3)), field, of.Euler(), t1=1.0, dt=0.1, noise=noise)
