@@ -11,6 +11,7 @@ from torch import Tensor
 
 from otflow import checks
 from otflow.driver import flow
+from otflow.errors import NotFiniteError
 from otflow.fields import VelocityField
 from otflow.kernels import attend
 from otflow.measures import Measure, Particles
@@ -57,6 +58,8 @@ def s_matrix(
         for k in range(0, total, step):
             m = barycentres(weights, flat, beta, min(step, total - k), source, ambient=False)
             out += (m @ m.mT).sum(1)
+    if not bool(torch.isfinite(out).all()):
+        raise NotFiniteError("s is not finite (scores overflow); choose a smaller beta.", out)
     return (out / total).reshape(*x.shape[:-1], x.shape[-2])
 
 
@@ -152,7 +155,8 @@ class ExpectedAttention(VelocityField):
         self, weights: GaussianWeights, beta: float, *, draws: int = 256, rng: int | np.random.Generator
     ) -> None:
         self.weights, self.beta = gaussian(weights), inverse_temperature(beta)
-        self.draws = checks.count(draws, "draws") if self.beta * weights.sigma_A > 0 else 1
+        random = self.beta * weights.sigma_A > 0 and weights.mean_V is not None  # else no bank is needed
+        self.draws = checks.count(draws, "draws") if random else 1
         self.A = weights(checks.generator(rng), (self.draws,))[1]
 
     def velocity(self, t: Tensor, mu: Measure) -> Tangent:

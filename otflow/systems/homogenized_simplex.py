@@ -42,7 +42,7 @@ def simplex(n: int, d: int, gamma: float = 0.0) -> Particles:
     n, d = several(n), checks.count(d, "d")
     if n > d:
         checks.fail("n", n, f"at most d = {d} tokens are independent", f"choose n <= {d}")
-    gamma = float(equal_angles(gamma, n))
+    gamma = one_angle(gamma, "gamma", n)
     # (a I + c 1 1^T)^2 has 1 on the diagonal and gamma beside it.
     a = math.sqrt(1 - gamma)
     c = (math.sqrt(1 + (n - 1) * gamma) - a) / n
@@ -64,6 +64,11 @@ def equal_angles(gamma: Any, n: int) -> Array:
     rule = f"{n} tokens have equal inner products in (-1/{n - 1}, 1]"
     insist((values > -1 / (n - 1)) & (values <= 1), "gamma", values, rule, "choose another gamma")
     return values
+
+
+def one_angle(gamma: float, name: str, n: int) -> float:
+    """One such number."""
+    return float(equal_angles(checks.number(gamma, name), n))
 
 
 class Ratios(NamedTuple):
@@ -197,7 +202,7 @@ def simplex_overlap(
 
     Args:
         t: times, >= 0, any shape.
-        n, b, d, samples, rng: as in `simplex_ratios`, tabulated at 33 values of gamma.
+        n, b, d, samples, rng: as in `simplex_ratios`, tabulated at 33 values of gamma; n <= d.
         gamma0: at time zero, in (-1/(n - 1), 1].
 
     >>> simplex_overlap([0.0, 1.44, 2.88], 8, 0.0)  # beta = 0: m = gamma + (1 - gamma)/n is logistic
@@ -205,7 +210,9 @@ def simplex_overlap(
     """
     n, (times,) = several(n), numbers(t=t)
     at_least_zero(times, "t")
-    start = float(equal_angles(gamma0, n))
+    start = one_angle(gamma0, "gamma0", n)
+    if n > d:
+        checks.fail("n", n, f"at most d = {d} tokens are at equal angles", f"choose n <= {d}")
     if start == 1.0:
         return tensor(np.ones_like(times))
     grid = np.linspace(min(start, 0.0), 1.0, NODES)  # gamma' >= 0 at gamma = 0
@@ -316,7 +323,7 @@ def low_temperature_paths(
     start, (times,), c = np.atleast_1d(_cosines(u0)), numbers(t=np.atleast_1d(t)), checks.number(c, "c")
     insist(np.abs(start) < 1, "u0", start, "tokens at an end stay there", "choose u0 in (-1, 1)")
     at_least_zero(times, "t")
-    if start.ndim != 1 or times.ndim != 1 or (np.diff(times) <= 0).any():
+    if start.ndim != 1 or times.ndim != 1 or not times.size or (np.diff(times) <= 0).any():
         checks.fail("u0, t", (start.shape, times.shape), "two lists, t increasing, are needed", "sort t")
     y = np.broadcast_to(np.arctanh(start), (checks.count(samples, "samples"), start.size))
     later = times[times > 0]

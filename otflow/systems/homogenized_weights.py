@@ -15,6 +15,8 @@ from otflow import checks
 from otflow.measures import Particles
 from otflow.spaces import Sphere
 
+LARGEST = 1e150  # its square is finite
+
 Law = Callable[[np.random.Generator, tuple[int, ...]], tuple[Any, Any]]
 
 
@@ -27,7 +29,7 @@ class GaussianWeights:
 
     Args:
         d: dimension of tokens.
-        sigma_V, sigma_A: deviations of entries, >= 0.
+        sigma_V, sigma_A: deviations of entries, in [0, 1e150].
         mean_V, mean_A: a number, for that multiple of the identity, or (d, d).
 
     >>> law = GaussianWeights(64)
@@ -85,8 +87,8 @@ class GaussianWeights:
 def _deviation(value: float | None, name: str, d: int) -> float:
     if value is None:
         return 1 / math.sqrt(d)
-    if not checks.number(value, name) >= 0:
-        checks.fail(name, value, "a deviation is >= 0", "choose another")
+    if not 0 <= checks.number(value, name) <= LARGEST:
+        checks.fail(name, value, f"a deviation is in [0, {LARGEST:g}]", "choose another")
     return float(value)
 
 

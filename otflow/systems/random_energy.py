@@ -64,7 +64,7 @@ def participation(b: Any, n: Any, *, d: float = math.inf) -> Tensor:
 
     At finite d, scores beta <A x, x_k> of orthonormal tokens with A = W W'^T are, given W', normal with
     deviation beta sigma_A |W'^T x|, and |W'^T x| is sigma_A chi_d: so b = beta sigma_A^2 sqrt(d) times
-    chi_d / sqrt(d), over which 24 nodes of a Gauss rule average (errors are about 1e-9).
+    chi_d / sqrt(d), over which `chi_rule` averages (errors are about 1e-9).
 
     Args:
         b: scale of scores, in [0, 200], any shape.
@@ -90,6 +90,9 @@ def participation(b: Any, n: Any, *, d: float = math.inf) -> Tensor:
 def chi_rule(d: float, nodes: int = 24) -> tuple[Array, Array]:
     """Nodes and weights for E F(chi_d / sqrt(d)), by Gauss and Laguerre's rule; one node if d = infinity.
 
+    F may change at any small scale, which for d < 32 has a weight that Gauss' nodes miss: there it is a sum
+    over equal steps of tau, r = exp(tau - e^-tau).
+
     >>> r, p = chi_rule(5)
     >>> round(float(p @ r**4), 9)  # (d + 2) / d
     1.4
@@ -97,10 +100,21 @@ def chi_rule(d: float, nodes: int = 24) -> tuple[Array, Array]:
     if d == math.inf:
         return np.ones(1), np.ones(1)
     d = dimension(d)
+    if d < 32:
+        return _double_exponential(d)
     k = np.arange(nodes)
     off = np.sqrt(k[1:] * (k[1:] + d / 2 - 1))
     values, vectors = np.linalg.eigh(np.diag(2 * k + d / 2) + np.diag(off, 1) + np.diag(off, -1))
     return np.sqrt(2 * values / d), vectors[0] ** 2
+
+
+def _double_exponential(d: int, step: float = 0.07) -> tuple[Array, Array]:
+    tau = np.arange(-4.0, 2.5, step)
+    log_r = tau - np.exp(-tau)
+    log_p = d * (log_r - np.exp(2 * log_r) / 2) + np.log1p(np.exp(-tau))  # r^(d - 1) e^(-d r^2 / 2) dr
+    p = np.exp(log_p - log_p.max())
+    seen = p > 1e-17
+    return np.exp(log_r[seen]), p[seen] / p[seen].sum()
 
 
 def dimension(d: float) -> int:

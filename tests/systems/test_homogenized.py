@@ -389,10 +389,25 @@ def test_tokens_may_be_lists_float32_or_require_grad() -> None:
 
 
 def test_values_that_overflow_are_reported_with_what_was_computed() -> None:
-    law = hom.GaussianWeights(3, sigma_V=1e308)
+    law = hom.GaussianWeights(3, 0.0, mean_V=1e308)
     with pytest.raises(NotFiniteError, match="rescale the weights") as caught:
         hom.chain(torch.eye(3), **(GOOD | {"weights": law, "eta": 10.0}))
     assert caught.value.result.shape == (2, 1, 3, 3)
+
+
+def test_tokens_whose_norm_overflows_do_not_end_at_the_origin() -> None:
+    law = hom.GaussianWeights(3, mean_V=1e200)
+    with pytest.raises(NotFiniteError, match="rescale the weights"):
+        hom.chain(torch.eye(3), **(GOOD | {"weights": law, "layers": 1}))
+
+
+def test_scores_that_overflow_leave_no_nan_in_s() -> None:
+    with pytest.raises(NotFiniteError, match="smaller beta"):
+        hom.s_matrix(torch.eye(3), weights=hom.GaussianWeights(3, mean_A=1e308), beta=1e3, rng=0)
+
+
+def test_without_a_mean_of_values_no_bank_of_matrices_is_kept() -> None:
+    assert hom.ExpectedAttention(hom.GaussianWeights(64), 1.0, draws=256, rng=0).A.shape == (1, 64, 64)
 
 
 @pytest.mark.parametrize(
@@ -400,6 +415,7 @@ def test_values_that_overflow_are_reported_with_what_was_computed() -> None:
     [
         (lambda: hom.GaussianWeights(0), "d = 0"),
         (lambda: hom.GaussianWeights(3, -1.0), "sigma_V"),
+        (lambda: hom.GaussianWeights(3, 1.0, 1e200), "sigma_A"),
         (lambda: hom.GaussianWeights(3, mean_V=np.eye(2)), r"mean_V.shape"),
         (lambda: hom.HeadNoise(GOOD["weights"], 1.0, draws=1, rng=0), "draws"),
         (lambda: hom.HeadNoise(GOOD["weights"], 1.0, rate=0.0, rng=0), "rate"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.integrate import solve_ivp
+from scipy.special import expit
 
 from otflow.errors import InputError
 from otflow.systems import homogenized as hom
@@ -78,6 +79,17 @@ def test_a_finite_dimension_spreads_the_scale_of_scores() -> None:
     assert strays(f, hom.participation(b, n, d=d).item()) < 3
     assert strays(f, hom.participation(b, n).item()) > 10
     assert hom.participation(b, n, d=10**6).item() == pytest.approx(hom.participation(b, n).item(), abs=1e-6)
+
+
+@pytest.mark.parametrize(("d", "b"), [(1, 5.0), (2, 20.0), (4, 20.0), (31, 5.0)])
+def test_two_scores_in_few_dimensions_are_an_integral_over_the_radius(d: int, b: float) -> None:
+    """Scores differ by sqrt(2) b r z, r = chi_d / sqrt(d): radii are summed over in steps of log r."""
+    z = np.linspace(-10, 10, 4001)
+    log_r = np.linspace(-25 if d == 1 else -14, 2.0, 1201)
+    phi = 2 * expit(math.sqrt(2) * b * np.exp(log_r)[:, None] * z) ** 2 @ (np.exp(-(z**2) / 2))
+    p = np.exp(d * (log_r - np.exp(2 * log_r) / 2) - d * log_r.max())
+    truth = p @ phi / p.sum() / np.exp(-(z**2) / 2).sum()
+    assert hom.participation(b, 2, d=d).item() == pytest.approx(truth, abs=1e-8)
 
 
 def test_the_diagram_collects_rates_and_times() -> None:
@@ -290,6 +302,10 @@ def test_with_twice_the_drift_artanh_of_the_overlap_is_a_brownian_motion() -> No
         (lambda: hom.simplex_ratios(0.0, 6, 1.0, samples=0), "samples"),
         (lambda: hom.simplex_overlap(-1.0, 6, 1.0), "t"),
         (lambda: hom.simplex_overlap(1.0, 6, 1.0, gamma0=2.0), "gamma"),
+        (lambda: hom.simplex(3, 4, [0.1, 0.2]), "gamma"),  # type: ignore[arg-type]
+        (lambda: hom.simplex_overlap(1.0, 6, 1.0, gamma0=[0.1, 0.2]), "gamma0"),  # type: ignore[arg-type]
+        (lambda: hom.simplex_overlap(1.0, 2, 1.0, d=1), "n = 2: at most d = 1"),
+        (lambda: hom.low_temperature_paths(0.0, [], samples=2, rng=0), "two lists"),
         (lambda: hom.simplex_velocity(1.5, 0.1, 0.1), "gamma"),
         (lambda: hom.participation(1.0, 1), "n"),
         (lambda: hom.participation(-1.0, 4), "b"),
