@@ -64,7 +64,7 @@ def participation(b: Any, n: Any, *, d: float = math.inf) -> Tensor:
 
     At finite d, scores beta <A x, x_k> of orthonormal tokens with A = W W'^T are, given W', normal with
     deviation beta sigma_A |W'^T x|, and |W'^T x| is sigma_A chi_d: so b = beta sigma_A^2 sqrt(d) times
-    chi_d / sqrt(d), over which `chi_rule` averages (errors are about 1e-9).
+    chi_d / sqrt(d), over which `chi_rule` averages (errors are about 1e-9, for d = 1 and b > 20 1e-8).
 
     Args:
         b: scale of scores, in [0, 200], any shape.
@@ -177,6 +177,7 @@ def collapse_diagram(
 
     Near orthogonality overlaps grow at the rate 1 - f(0) from about 1/n on the rescaled clock, hence the
     time. Heads that look at one token (f near 1) only rotate tokens; those that average draw them together.
+    More than d tokens cannot be orthonormal: for n > d it is a guide for tokens that nearly are, no theorem.
 
     Args:
         beta: inverse temperatures (p,), >= 0; n: context lengths (q,), >= 2; d: dimension.
