@@ -142,7 +142,8 @@ class ExpectedAttention(VelocityField):
     Args:
         weights: `GaussianWeights`; without a mean of V the field is zero.
         beta: inverse temperature >= 0.
-        draws: size of the bank, if A is random.
+        draws: size of the bank, if A is random. The field differs from its mean by O(draws^-1/2): with 256
+            heads, overlaps along a run were seen to differ by up to 0.03 from one seed to another.
         rng: a seed or a generator.
 
     >>> x = Particles([[1.0, 0.0], [0.0, 1.0]], space=Sphere())
@@ -321,7 +322,8 @@ def sde(
         x0: tokens (*batch, n, d) on the sphere.
         weights, beta, rate, draws: as in `HeadNoise`; a mean of V asks for rate = eta / H.
         t1, dt, save_at: as in `otflow.flow`.
-        bank: draws of A in `ExpectedAttention`.
+        bank: draws of A in `ExpectedAttention`; its error is that of a mean, and no average over samples
+            takes it away.
         samples: so many copies of x0, as a new first axis.
 
     >>> law = GaussianWeights(3)
