@@ -40,7 +40,8 @@ class BrownianPath:
     def __init__(
         self, rng: int | np.random.Generator, shape: int | tuple[int, ...], *, depth: int = 30
     ) -> None:
-        self.seed = int(rng.integers(2**63)) if isinstance(rng, np.random.Generator) else int(rng)
+        source = checks.generator(rng)
+        self.seed = int(rng) if isinstance(rng, int | np.integer) else int(source.integers(2**63))
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
         self.depth = checks.count(depth, "depth")
         self._integers: list[np.ndarray] = [np.zeros(self.shape)]  # W at 0, 1, 2, ...

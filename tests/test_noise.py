@@ -320,3 +320,9 @@ def test_common_noise_on_the_sphere_keeps_the_norm() -> None:
     final = of.flow(mu0, ZERO, of.Euler(), t1=1.0, dt=0.05, noise=of.CommonNoise(1.0, rng=0)).final
     torch.testing.assert_close(final.x.norm(dim=-1), torch.ones(10, dtype=torch.float64), rtol=0, atol=1e-14)
     assert not torch.allclose(final.x, mu0.x, atol=0.1)
+
+
+@pytest.mark.parametrize("rng", [None, -1, 1.5, "seed", True])
+def test_a_path_needs_a_source_of_randomness(rng: Any) -> None:
+    with pytest.raises(of.InputError, match=r"rng = .*a seed >= 0"):
+        of.BrownianPath(rng, (2,))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from scipy.interpolate import CubicSpline
+from scipy.special import softmax
 from torch import Tensor
 
 from otflow import checks
@@ -127,9 +128,9 @@ def _moments(gamma: Array, n: int, b: float, d: float, size: int, rng: np.random
     for i, c in enumerate(gamma.flat):
         first, second, cosine = queries.at(float(c))
         scale = b * math.sqrt(1 - c)
-        p = _softmax(scale * first[:, None] * z[0])
+        p = softmax(scale * first[:, None] * z[0], axis=-1)
         mixed = cosine[:, None] * z[0] + np.sqrt(1 - cosine**2)[:, None] * z[1]
-        q = (p * _softmax(scale * second[:, None] * mixed)).sum(-1)
+        q = (p * softmax(scale * second[:, None] * mixed, axis=-1)).sum(-1)
         out[:, i] = q.sum(), (q**2).sum()
     return out.reshape(2, *gamma.shape)
 
@@ -156,11 +157,6 @@ class _Queries(NamedTuple):
         x, y = gamma * self.norm + rest * self.along, rest * self.across
         second = np.hypot(x, y)
         return self.norm, second, np.clip(x / second, -1, 1)
-
-
-def _softmax(s: Array) -> Array:
-    p = np.exp(s - s.max(-1, keepdims=True))
-    return np.asarray(p / p.sum(-1, keepdims=True))
 
 
 def simplex_velocity(gamma: Any, f: Any, g: Any, d: float = math.inf) -> Tensor:
