@@ -89,7 +89,7 @@ def twisted(polars: Polars) -> Any:
         bottom.set_title("log Jacobian" if k == 0 else f"L2 error {shown[k - 1].l2:.3f}", fontsize=9.5)
         for ax in (top, bottom):
             ax.set(aspect="equal", xlim=(-0.15, 1.15), ylim=(-0.1, 1.2), xticks=[], yticks=[])
-    fig.colorbar(colours, ax=axes[1, 2], shrink=0.8)
+    fig.colorbar(colours, ax=axes[1, 2], shrink=0.8, label="log Jacobian")
     return fig
 
 

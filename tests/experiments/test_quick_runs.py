@@ -46,10 +46,17 @@ def labelled(ax: Any) -> bool:
     return bool((ax.get_title() or ax.get_xlabel()) and (ax.lines or ax.patches or ax.collections))
 
 
+def pictured(ax: Any) -> bool:
+    """Pictures count as contents, and scales of colours need a label only."""
+    if ax.get_label() == "<colorbar>":
+        return bool(ax.get_ylabel())
+    return bool(ax.get_title() and (ax.lines or ax.collections or ax.images))
+
+
 PANELS: dict[ModuleType, tuple[int, Callable[[Any], bool]]] = {  # how many figures, and what their axes have
     aggregation: (1, titled),
     clusters: (6, titled),
-    controllability: (4, titled),
+    controllability: (4, pictured),
     gradient_flows: (2, labelled),
     homogenized: (5, titled),
     how_smooth: (3, titled_lines),
@@ -62,7 +69,7 @@ PANELS: dict[ModuleType, tuple[int, Callable[[Any], bool]]] = {  # how many figu
     metastability: (4, titled),
     perceptron: (4, titled),
     perspective: (5, titled),
-    relu_flows: (3, titled),
+    relu_flows: (3, pictured),
     stability: (2, titled_lines),
 }
 ERRATA: dict[ModuleType, int] = {  # how many printed statements are shown to be false
