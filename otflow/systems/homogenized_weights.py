@@ -33,8 +33,8 @@ class GaussianWeights:
         mean_V, mean_A: a number, for that multiple of the identity, or (d, d).
 
     >>> law = GaussianWeights(64)
-    >>> law.sigma_V**2 * 64, law.logit_scale(8.0)
-    (1.0, 1.0)
+    >>> law.sigma_V**2 * 64, law.logit_scale(8.0), law.effective_beta(8.0)
+    (1.0, 1.0, 8.0)
     >>> V, A = law(np.random.default_rng(0), (5, 2))
     >>> V.shape
     torch.Size([5, 2, 64, 64])

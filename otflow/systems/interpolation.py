@@ -37,7 +37,7 @@ from otflow.systems.interpolation_builder import Builder, unit
 from otflow.systems.interpolation_inputs import Target, dimension, same, sources_of, targets_of
 from otflow.systems.interpolation_pieces import MeanAttention, Piece, as_field
 from otflow.systems.matching import Job, match
-from otflow.systems.splitting import ball
+from otflow.systems.splitting import ball, rapidity
 
 __all__ = ["interpolate", "Path", "Frames", "Piece", "ball", "MeanAttention"]
 
@@ -308,5 +308,5 @@ def _join(b: Builder, mine: list[Job], rest: list[Job], y: Array, radius: float)
     away = [float((b.x[job.source][job.points] @ y).max()) for job in rest]
     low, high = float((x @ y).min()), max(away, default=-1.0)
     gate = ball(y, math.acos((low + high) / 2), phase="join")
-    aim = np.full(len(x), math.asinh(1 / math.tan(radius)))
+    aim = np.full(len(x), rapidity(radius))
     b.run(gate.during(float(gate.times(x, aim).max())))

@@ -225,7 +225,7 @@ def decay(base: Law, target: Law, end: End) -> Array:
 
 
 def obstruction(base: Law, target: Law, ends: Sequence[End]) -> str | None:
-    """Why no finite number of pieces gives a finite KL, or None."""
+    """Why KL(target | image) is infinite for a map with these ends, or None."""
     for end in ends:
         p = float(np.min(decay(base, target, end)))
         side = "upper" if end.upper else "lower"

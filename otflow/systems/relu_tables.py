@@ -104,10 +104,10 @@ def _runs(W: Array, A: Array) -> Iterator[tuple[str, int, list[int]]]:
             run.append(int(k))
         else:
             if run:
-                yield _named(kind, axis, W[run]), axis, run
+                yield _named(kind), axis, run
             kind, axis, run = new, on, [int(k)]
     if run:
-        yield _named(kind, axis, W[run]), axis, run
+        yield _named(kind), axis, run
 
 
 def _kind(w: Array, a: Array) -> tuple[str, int]:
@@ -134,7 +134,7 @@ def _all_join(kind: str, axis: int, W: Array) -> bool:
     return all(_joins(kind, axis, w) for w in W)
 
 
-def _named(kind: str, axis: int, W: Array) -> str:
+def _named(kind: str) -> str:
     """Translations alone are left as they are: there is nothing to look up."""
     return "other" if kind == "free" else kind
 
