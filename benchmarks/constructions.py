@@ -18,8 +18,8 @@ from scipy.stats import norm
 from timing import timed
 
 import otflow as of
-from otflow.experiments.controllability import curved
-from otflow.systems import homogenized, interpolation, relu_flows
+from otflow.papers import homogenized, interpolation, relu_flows
+from otflow.papers.relu_flows.controllability import curved
 
 
 def report(name: str, what: str, ours: float, theirs: float, gap: str) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.integrate import solve_ivp
 
 import otflow as of
-from otflow.experiments import load, names
+from otflow.papers import load, names
 
 D, END, RTOL, ATOL = 4, 5.0, 1e-8, 1e-10
 GOAL = 40.0  # times faster than the loop

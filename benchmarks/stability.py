@@ -22,7 +22,7 @@ from timing import timed
 from torch import Tensor
 
 import otflow as of
-from otflow.stability.local import local_constant
+from otflow.stability.local_constant import local_constant
 from otflow.stability.smoothness import data_bound
 
 

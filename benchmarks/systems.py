@@ -24,7 +24,8 @@ from scipy import integrate
 from timing import timed
 
 import otflow as of
-from otflow.systems import causal, modes, perceptron, sphere
+from otflow.papers import kde_modes, perceptron, perspective
+from otflow.papers import lost_in_the_middle as causal
 
 
 def report(name: str, what: str, ours: float, theirs: float, gap: str) -> None:
@@ -36,7 +37,7 @@ def report(name: str, what: str, ours: float, theirs: float, gap: str) -> None:
 
 def phases(n: int = 32, d: int = 128, samples: int = 64) -> None:
     beta, t = np.linspace(0.5, 4.5, 4), np.linspace(0, 6, 31)
-    ours, found = timed(lambda: sphere.phase_diagram(beta, t, n=n, d=d, samples=samples, rng=0), 2)
+    ours, found = timed(lambda: perspective.phase_diagram(beta, t, n=n, d=d, samples=samples, rng=0), 2)
     theirs, other = timed(lambda: np.stack([_phases(b, t, n, d, samples) for b in beta], -1), 2)
     gap = (
         f"largest gap of probabilities {np.abs(found.probability.numpy() - other).max():.2f} (other samples)"
@@ -85,7 +86,7 @@ def _double_sum(theta: Any, beta: float, lam: float) -> Any:
 
 def estimators(n: int = 20_000) -> None:
     x = np.random.default_rng(0).standard_normal(n)
-    ours, count = timed(lambda: modes.count_modes(x, float(n)))
+    ours, count = timed(lambda: kde_modes.count_modes(x, float(n)))
     theirs, grid = timed(lambda: _on_grid(x, float(n)), 1)
     report("modes", f"n = beta = {n}", ours, theirs, f"{count} modes, {grid} on the grid")
 
@@ -108,7 +109,7 @@ def _on_grid(x: Any, beta: float, each: int = 20) -> int:
 
 def overlaps(many: int = 1000) -> None:
     beta, t, n = np.linspace(0, 8, many), np.linspace(0.1, 9, many), 32
-    ours, gamma = timed(lambda: sphere.equiangular(t, beta, n))
+    ours, gamma = timed(lambda: perspective.equiangular(t, beta, n))
 
     def ode(b: float, end: float) -> float:
         def rate(_: float, g: Any) -> Any:
@@ -126,7 +127,7 @@ def overlaps(many: int = 1000) -> None:
 def atoms(n: int = 300, beta: float = 9.0) -> None:
     a, omega = np.array([[1.0, 0.3], [-0.4, 1.0]]), 0.3 * np.array([0.8, -0.6])
     theta = 2 * np.pi * (np.arange(n) + 0.5) / n
-    ours, found = timed(lambda: perceptron.find_atoms(sphere.circle(theta), beta, a, omega), 1)
+    ours, found = timed(lambda: perceptron.find_atoms(perspective.circle(theta), beta, a, omega), 1)
     low = float(found.energy)
     theirs, (energy, steps) = timed(lambda: _descent(theta, beta, a, omega, low * (1 + 1e-4)), 1)
     gap = f"energies {low:.6f} and {energy:.6f} after {steps} steps"
@@ -153,12 +154,15 @@ def _descent(theta: Any, beta: float, a: Any, omega: Any, goal: float) -> tuple[
 def large() -> None:
     rng = np.random.default_rng(0)
     beta, t = np.linspace(0.1, 9, 90), np.linspace(0, 30, 200)
-    seconds, _ = timed(lambda: sphere.phase_diagram(beta, t, n=32, d=128, samples=64, rng=rng), 1)
+    seconds, _ = timed(lambda: perspective.phase_diagram(beta, t, n=32, d=128, samples=64, rng=rng), 1)
     print(f"phases       n = 32, d = 128, 90 betas, 64 samples, t to 30: {seconds:.0f} s")
     x = rng.standard_normal(1_000_000)
-    seconds, count = timed(lambda: modes.count_modes(x, 1e6), 1)
+    seconds, count = timed(lambda: kde_modes.count_modes(x, 1e6), 1)
     print(f"modes        n = beta = 1e6: {seconds:.1f} s, {count} modes")
-    field, mu = causal.CausalAlibi(1.0, 1.0, modes=20), causal.prompts(10_000, rng=rng)
+    field, mu = (
+        causal.CausalAlibi(1.0, 1.0, modes=20),
+        causal.prompts(10_000, rng=rng),
+    )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds, _ = timed(lambda: of.flow(mu, field, of.RK4(), t1=1.0, dt=0.05), 1)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024

@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import otflow as of
-from otflow.systems import perceptron as sp
+from otflow.papers import perceptron as sp
 
 # %%
 # Three hundred particles of equal mass, drawn uniformly, go downhill until the gradient is below

@@ -20,7 +20,7 @@ import torch
 
 import otflow as of
 
-clusters = of.systems.clusters
+clusters = of.papers.clusters
 
 # %%
 # Eighty tokens in a square. The rescaled flow is run until :math:`t = 12`; the scores grow like

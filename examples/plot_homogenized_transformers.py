@@ -21,7 +21,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import otflow as of
-from otflow.systems import homogenized as hom
+from otflow.papers import homogenized as hom
 
 # %%
 # Eight orthonormal tokens in dimension 64 pass through 144 layers, at two temperatures. The overlap of tokens

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import otflow as of
-from otflow.systems import causal
+from otflow.papers import lost_in_the_middle as causal
 
 beta, lam, M = 1.0, 1.0, 8
 sigma = np.linspace(0.01, 0.99, 400)
@@ -28,7 +28,10 @@ sigma = np.linspace(0.01, 0.99, 400)
 # Up to the time of their theorem the profile has one minimum. At the critical time the minimum reaches the
 # last token, and recency is lost.
 
-proved, critical = causal.u_shape_time(beta, lam).item(), causal.critical_time(beta, lam, M).item()
+proved, critical = (
+    causal.u_shape_time(beta, lam).item(),
+    causal.critical_time(beta, lam, M).item(),
+)
 print(f"a U is proved until t = {proved:.4f}, and seen until t = {critical:.4f}")
 
 # %%
@@ -60,7 +63,10 @@ with plt.rc_context(of.plot.STYLE):
     fig, (left, middle, right) = plt.subplots(1, 3, figsize=(10.5, 3.5), layout="constrained")
 times = (0.5, 1.0, 1.5, 2.0, 4.0)
 for k, t in enumerate(times):
-    S, colour = causal.retrieval_profile(sigma, t, beta, lam, M), of.plot.SEQUENCE(k / (len(times) - 1))
+    S, colour = (
+        causal.retrieval_profile(sigma, t, beta, lam, M),
+        of.plot.SEQUENCE(k / (len(times) - 1)),
+    )
     left.semilogy(sigma, S, "--" if t > critical else "-", color=colour, label=f"t = {t:g}")
     if t < critical:
         left.plot(sigma[S.argmin()], S.min(), "o", color=colour, markersize=4)
@@ -70,7 +76,12 @@ left.legend(ncols=2, loc="upper right", fontsize=7)
 for m in (1, 2, 3):
     hop = causal.hop(m, sigma, 1.0, beta, lam, M)
     middle.plot(sigma, hop, linewidth=1, label=f"{m} step{'s' * (m > 1)}")
-middle.plot(sigma, causal.retrieval_profile(sigma, 1.0, beta, lam, M), color=of.plot.INK, label="all steps")
+middle.plot(
+    sigma,
+    causal.retrieval_profile(sigma, 1.0, beta, lam, M),
+    color=of.plot.INK,
+    label="all steps",
+)
 middle.plot(position, score, ".", color=of.plot.COLOURS[3], markersize=4, label=f"{B} prompts, N = {N}")
 middle.set(xlabel="position σ", title="t = 1: theory and tokens", ylim=(0, 2.8))
 middle.legend(ncols=2, loc="upper right", fontsize=7)

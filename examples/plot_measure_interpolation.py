@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import otflow as of
-from otflow.systems import interpolation
+from otflow.papers import interpolation
 
 # %%
 # Three clouds of 300 points, in balls of radius 0.6 whose centres are about 0.5 apart, and three targets.

@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import otflow as of
-from otflow.systems import modes
+from otflow.papers import kde_modes
 
 # %%
 # Ten thousand tokens. Modes are counted to rounding, in time that grows like n log n; the certificate says in
@@ -26,9 +26,9 @@ from otflow.systems import modes
 n, beta = 10_000, 300.0
 rng = np.random.default_rng(0)
 x = rng.standard_normal(n)
-found = modes.mode_positions(x, beta).numpy()
-low, high = (edge.item() for edge in modes.belt(n, beta))
-print(modes.certified_modes(x, beta), "expected:", modes.expected_modes(n, beta).item())
+found = kde_modes.mode_positions(x, beta).numpy()
+low, high = (edge.item() for edge in kde_modes.belt(n, beta))
+print(kde_modes.certified_modes(x, beta), "expected:", kde_modes.expected_modes(n, beta).item())
 print(f"in the belt: {((abs(found) > low) & (abs(found) < high)).sum()} of {len(found)}")
 
 # %%
@@ -38,9 +38,9 @@ print(f"in the belt: {((abs(found) > low) & (abs(found) < high)).sum()} of {len(
 # far: for this n half of the modes are still outside the belt.
 
 draws = rng.standard_normal((150, n))
-places = np.concatenate([modes.mode_positions(row, beta).numpy() for row in draws])
+places = np.concatenate([kde_modes.mode_positions(row, beta).numpy() for row in draws])
 betas = np.geomspace(10, 1e7, 40)
-simulated = modes.count_modes(x, betas)
+simulated = kde_modes.count_modes(x, betas)
 
 # %%
 # First row: the estimator with its modes and the belt, on a logarithmic scale. Second row: where the modes of
@@ -68,14 +68,14 @@ ax.set(xlim=(-4.5, 4.5), ylim=(1e-6, 1), xlabel="t", title=f"{len(found)} modes,
 ax, s = axes["where"], np.linspace(0, 5, 300)
 edges = np.linspace(0, 5, 51)
 ax.stairs(np.histogram(abs(places), edges)[0] / (300 * 0.1), edges, fill=True, color=blue, alpha=0.45)
-ax.plot(s, modes.mode_density(s, n, beta), color=red)
+ax.plot(s, kde_modes.mode_density(s, n, beta), color=red)
 for edge in (low, high):
     ax.axvline(edge, color=of.plot.INK, linestyle=":", linewidth=1.2)
 ax.set(xlabel="|t|", ylabel="modes per unit length", title="counted and expected, belt dotted")
 
 ax = axes["many"]
 ax.loglog(betas, simulated, "o", color=blue, markersize=4, label="one cloud")
-ax.loglog(betas, modes.expected_modes(n, betas), color=red, label="expected")
+ax.loglog(betas, kde_modes.expected_modes(n, betas), color=red, label="expected")
 ax.axhline(n, color=of.plot.INK, linestyle=":", linewidth=1.2, label="number of tokens")
 ax.set(xlabel="beta", ylabel="number of modes", title="from one mode to all tokens")
 ax.legend()

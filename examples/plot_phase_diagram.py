@@ -18,7 +18,7 @@ import numpy as np
 
 import otflow as of
 
-sphere = of.systems.sphere
+sphere = of.papers.perspective
 
 # %%
 # Sixteen tokens, in the plane and in dimension 256. The probability is an average over a few random starts

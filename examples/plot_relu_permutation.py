@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import otflow as of
-from otflow.systems import relu_flows as rf
+from otflow.papers import relu_flows as rf
 
 # %%
 # Sixteen by sixteen cells in a random order. Staircases of shears give each cell an interval of :math:`x_1`

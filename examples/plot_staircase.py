@@ -22,7 +22,7 @@ import numpy as np
 
 import otflow as of
 
-metastability = of.systems.metastability
+metastability = of.papers.metastability
 
 # %%
 # The prediction goes from pair to pair: the one that is through first merges, at a time that is known by

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.stats import cauchy, norm
 
 import otflow as of
-from otflow.systems import relu_flows as rf
+from otflow.papers import relu_flows as rf
 
 # %%
 # On the line: a translation, one slope, and a kink at each quantile make the monotone map, piecewise

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {  # module -> its public names
-    "tangent": "Tangent",
-    "spaces": "Euclidean Sphere Torus Space",
+    "base.tangent": "Tangent",
+    "base.spaces": "Euclidean Sphere Torus Space",
     "measures": "Measure Particles Gaussian Grid Quantiles graded_levels richardson",
     "energies": (
         "Energy Potential Interaction SquaredScores SelfTransport L2Energy DensityBound Entropy "
@@ -40,18 +40,18 @@ _HOME = {  # module -> its public names
         "Stepper Step Euler Heun RK4 Dopri5 Lie Rosenbrock JKO Move jko_step ForwardBackward Extrapolated "
         "EntropicJKO"
     ),
-    "noise": "Noise CommonNoise IndependentNoise BrownianPath",
-    "driver": "flow",
-    "limits": "Limit limit",
-    "trajectory": "Trajectory",
-    "errors": (
+    "dynamics.noise": "Noise CommonNoise IndependentNoise BrownianPath",
+    "dynamics.flow": "flow",
+    "dynamics.limit": "Limit limit",
+    "dynamics.trajectory": "Trajectory",
+    "base.errors": (
         "OtflowError InputError ConvergenceError DerivativeError FlowError NotFiniteError StepError "
         "UnknownBoundError"
     ),
-    "balance": "EnergyBalance energy_balance balance_order",
+    "dynamics.energy_balance": "EnergyBalance energy_balance balance_order",
     "stability": "coupled Coupled ladder Ladder adversary Adversary a_priori a_posteriori local_constant",
 }
-_MODULES = ("closed_forms", "observables", "plot", "stability", "systems")
+_MODULES = ("closed_forms", "observables", "papers", "plot", "stability")
 _WHERE = {name: module for module, names in _HOME.items() for name in names.split()}
 
 __all__ = [
@@ -171,6 +171,7 @@ __all__ = [
     "local_constant",
     "mmd",
     "observables",
+    "papers",
     "path_action",
     "plot",
     "relaxed_conditional",
@@ -181,7 +182,6 @@ __all__ = [
     "sliced_wasserstein",
     "solve",
     "stability",
-    "systems",
     "twisted_wasserstein",
     "wasserstein",
 ]
@@ -208,11 +208,26 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     import otflow.closed_forms as closed_forms
     import otflow.observables as observables
+    import otflow.papers as papers
     import otflow.plot as plot
     import otflow.stability as stability
-    import otflow.systems as systems
-    from otflow.balance import EnergyBalance, balance_order, energy_balance
-    from otflow.driver import flow
+    from otflow.base.errors import (
+        ConvergenceError,
+        DerivativeError,
+        FlowError,
+        InputError,
+        NotFiniteError,
+        OtflowError,
+        StepError,
+        UnknownBoundError,
+    )
+    from otflow.base.spaces import Euclidean, Space, Sphere, Torus
+    from otflow.base.tangent import Tangent
+    from otflow.dynamics.energy_balance import EnergyBalance, balance_order, energy_balance
+    from otflow.dynamics.flow import flow
+    from otflow.dynamics.limit import Limit, limit
+    from otflow.dynamics.noise import BrownianPath, CommonNoise, IndependentNoise, Noise
+    from otflow.dynamics.trajectory import Trajectory
     from otflow.energies import (
         MMD,
         DensityBound,
@@ -231,16 +246,6 @@ if TYPE_CHECKING:
         SquaredScores,
         SquaredWasserstein,
     )
-    from otflow.errors import (
-        ConvergenceError,
-        DerivativeError,
-        FlowError,
-        InputError,
-        NotFiniteError,
-        OtflowError,
-        StepError,
-        UnknownBoundError,
-    )
     from otflow.fields import (
         Carry,
         GaussianProjection,
@@ -255,7 +260,6 @@ if TYPE_CHECKING:
         UnnormalisedAttention,
         VelocityField,
     )
-    from otflow.limits import Limit, limit
     from otflow.measures import Gaussian, Grid, Measure, Particles, Quantiles, graded_levels, richardson
     from otflow.metrics import (
         Metric,
@@ -267,8 +271,6 @@ if TYPE_CHECKING:
         path_action,
         twisted_wasserstein,
     )
-    from otflow.noise import BrownianPath, CommonNoise, IndependentNoise, Noise
-    from otflow.spaces import Euclidean, Space, Sphere, Torus
     from otflow.stability import (
         Adversary,
         Coupled,
@@ -296,8 +298,6 @@ if TYPE_CHECKING:
         Stepper,
         jko_step,
     )
-    from otflow.tangent import Tangent
-    from otflow.trajectory import Trajectory
     from otflow.transport import (
         POT,
         AffineMap,

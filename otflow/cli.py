@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from otflow import __version__, experiments
+from otflow import __version__
+from otflow.papers import REGISTRY
 
 if TYPE_CHECKING:
-    from otflow.experiments.base import Claim, Progress, Result
-    from otflow.report import Section
+    from otflow.reproduce.claim import Claim, Progress, Result
+    from otflow.reproduce.report import Section
 
 COLOURS = {"holds": "green", "fails": "red", "erratum found": "yellow"}
 
@@ -78,17 +79,19 @@ def reproduce(
 
 
 def _list_experiments() -> None:
-    for name, entry in experiments.REGISTRY.items():
+    for name in REGISTRY:
+        entry = REGISTRY[name]
         typer.echo(f"{typer.style(name, bold=True)}\n    {entry.title}\n    {entry.source}")
-    typer.echo("\nRun one with 'otflow reproduce NAME', every one with 'otflow reproduce all'.")
+    typer.echo("\nRun one with 'otflow reproduce NAME', every one of ours with 'otflow reproduce all'.")
 
 
 def _resolve(names: Sequence[str]) -> list[str]:
     """The experiments meant by `names`, each once; all wrong names are reported together."""
-    wrong = [experiments.unknown(name) for name in names if name not in (*experiments.names(), "all")]
+    wrong = [REGISTRY.unknown(name) for name in names if name != "all" and name not in REGISTRY]
     if wrong:
         raise typer.BadParameter("\n".join(wrong), param_hint="NAME")
-    return list(experiments.names() if "all" in names else dict.fromkeys(names))
+    chosen = [one for name in names for one in (REGISTRY.names() if name == "all" else (name,))]
+    return list(dict.fromkeys(chosen))
 
 
 def _make_usable(out: Path) -> None:
@@ -120,16 +123,16 @@ def _run_all(chosen: Sequence[str], out: Path, *, quick: bool) -> list[Section]:
 
 def _run_one(name: str, folder: Path, *, quick: bool) -> Section:
     """Run and write one experiment; a crash becomes part of the section and what exists is kept."""
-    from otflow import report
+    from otflow.reproduce import report
 
-    _, title, source = experiments.REGISTRY[name]
+    _, title, source = REGISTRY[name]
     result: Result | None = None
     pictures: dict[str, Path] = {}
     prose = error = ""
     started = time.perf_counter()
     try:
         _forget(folder)
-        experiment = experiments.load(name)
+        experiment = REGISTRY.load(name)
         prose = (experiment.__doc__ or "").partition("\n")[2]
         with _progress_bar(name) as progress:
             result = experiment.run(quick=quick, progress=progress)
@@ -158,7 +161,7 @@ def _describe(exception: Exception, folder: Path) -> str:
     """Keep the traceback in a file, if files can be written at all; return its last line."""
     import traceback
 
-    from otflow import report
+    from otflow.reproduce import report
 
     with suppress(OSError):
         report.write_text(folder / "traceback.txt", "".join(traceback.format_exception(exception)))
@@ -188,7 +191,7 @@ def _announce(section: Section) -> None:
 
 def _finish(sections: Sequence[Section], pending: Sequence[str], out: Path, *, quick: bool) -> None:
     """Write the page and print the summary."""
-    from otflow import report
+    from otflow.reproduce import report
 
     note = f"Interrupted before these experiments were finished: {', '.join(pending)}." if pending else ""
     page = report.write_page(out, sections, quick=quick, note=note)
@@ -208,7 +211,7 @@ def _print_section(section: Section) -> None:
 
 def _print_claims(claims: Sequence[Claim]) -> None:
     """Columns as wide as their entries; the statement comes last and is wrapped."""
-    from otflow.experiments.base import show
+    from otflow.reproduce.claim import show
 
     rows = [("verdict", "predicted", "measured", "tolerance")]
     rows += [(one.verdict, show(one.predicted), show(one.measured), one.tolerance) for one in claims]

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.kernels import row_tiles
+from otflow.base.spaces import Torus, norm
+from otflow.dynamics.trajectory import Trajectory
 from otflow.fields import SteepestDescent, VelocityField
-from otflow.kernels import row_tiles
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.metrics import Metric, Wasserstein
-from otflow.spaces import Torus, norm
-from otflow.trajectory import Trajectory
-from otflow.transport.along import Distance, chain, geodesic
+from otflow.transport.chain import Distance, chain, geodesic
 
 ROUNDINGS = 16  # a cloud narrower than this many units of the last place of its positions has no spread
 

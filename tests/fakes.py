@@ -7,8 +7,8 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 from matplotlib.figure import Figure
 
-from otflow.experiments import Entry
-from otflow.experiments.base import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.registry import Entry, Registry
 
 
 def picture() -> Figure:
@@ -64,8 +64,8 @@ RUNS = {
 }
 
 
-def registry(*names: str) -> dict[str, Entry]:
-    return {name: Entry(f"fake_{name}", f"The {name} experiment", "Nobody 2025") for name in names}
+def registry(*names: str) -> Registry:
+    return Registry({name: Entry(f"fake_{name}", f"The {name} experiment", "Nobody 2025") for name in names})
 
 
 def modules() -> dict[str, ModuleType]:

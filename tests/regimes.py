@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from otflow import kernels
-from otflow.transport import states
+from otflow.base import kernels
+from otflow.transport.entropic import scaling
 
 REGIMES = {"dense": (10**9, 2**20), "streaming": (0, 16)}  # kernels.DENSE, kernels.TILE
 
@@ -20,5 +20,5 @@ def regime(name: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "DENSE", dense)
         patch.setattr(kernels, "TILE", tile)
-        patch.setattr(states, "ABSORB", dense)
+        patch.setattr(scaling, "ABSORB", dense)
         yield

@@ -153,7 +153,7 @@ def test_tiles_of_a_few_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     chains = np.stack([np.random.default_rng(s).permutation(200) for s in (5, 6)])[..., None].astype(float)
     chains[1] += chains[1] > 120  # a gap of two
     mu = of.Particles(chains)
-    monkeypatch.setattr("otflow.kernels.TILE", 1200)  # three rows of both members
+    monkeypatch.setattr("otflow.base.kernels.TILE", 1200)  # three rows of both members
     assert obs.cluster_count(mu, 1.0).tolist() == [1, 2]
     assert obs.diameter(mu).tolist() == [199.0, 200.0]
 

@@ -1,12 +1,17 @@
-"""The shape of the repository: layers, budgets for length, no trace of the machine it was written on."""
+"""The shape of the repository: layers, names, lengths, no trace of the machine it was written on."""
 
 from __future__ import annotations
 
 import ast
 import re
 import statistics
+import subprocess
+import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -16,65 +21,39 @@ from otflow import __version__
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "otflow"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-
-# Part -> the parts it may import, as drawn in docs/design.md; a part is a module or folder in otflow/.
-GROUND = {"errors", "checks", "linalg", "status", "algebra"}
-BOTTOM = GROUND | {"tangent", "spaces", "kernels"}
-MEASURES = BOTTOM | {"measures"}
-ENERGIES = MEASURES | {"transport", "energies"}
-FIELDS = ENERGIES | {"metrics", "fields"}
-STEPPERS = FIELDS | {"steppers"}
-FLOW = STEPPERS | {"noise", "schedule", "trajectory", "recorder", "driver", "store"}
-LEAVES = {"balance", "limits", "closed_forms", "observables", "stability", "systems", "models", "plot"}
-EVERYTHING = FLOW | LEAVES
-ALLOWED = {
-    "errors": set(),
-    "status": set(),
-    "checks": {"errors"},
-    "linalg": {"errors", "checks"},
-    "algebra": {"errors", "checks"},
-    "schedule": GROUND,
-    "tangent": GROUND,
-    "spaces": GROUND,
-    "kernels": GROUND,
-    "measures": BOTTOM,
-    "transport": MEASURES,
-    "metrics": MEASURES | {"transport"},
-    "energies": MEASURES | {"transport"},
-    "fields": ENERGIES | {"metrics"},
-    "steppers": FIELDS,
-    "noise": FIELDS,
-    "trajectory": STEPPERS,
-    "store": STEPPERS | {"trajectory"},
-    "recorder": STEPPERS,
-    "driver": STEPPERS | {"noise", "schedule", "trajectory", "recorder", "store"},
-    "balance": FLOW,
-    "limits": FLOW,
-    "closed_forms": MEASURES | {"transport"},
-    "observables": FLOW,
-    "stability": FLOW,
-    "systems": FLOW,
-    "models": FLOW,
-    "plot": FLOW | {"stability"},
-    "__init__": EVERYTHING,
-    "experiments": EVERYTHING | {"__init__"},
-    "report": {"__init__", "experiments"},
-    "cli": {"__init__", "experiments", "report"},
-    "__main__": {"cli"},
+RULES = tomllib.loads((ROOT / "docs" / "layers.toml").read_text(encoding="utf-8"))
+ROW = {part: number for number, row in enumerate(RULES["layers"]) for part in row}
+RIDDLES = {
+    "states",
+    "scores",
+    "lazy",
+    "pairs",
+    "worst",
+    "along",
+    "rungs",
+    "watch",
+    "families",
+    "balls",
+    "utils",
 }
-# Arrows that point up for the type checker only, each with its reason.
-TYPES_ONLY = {("errors", "trajectory")}  # an error names the type of the partial result that it carries
-# Libraries that only one part may import.
-CONFINED = {"ot": "transport", "geomloss": "transport", "matplotlib": "plot"}
 
 
-def part(path: Path) -> str:
-    """The part of otflow that a source file belongs to."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def module(path: Path) -> str:
+    """The name of a source file below otflow, such as 'transport.exact.line'; the package is '__init__'."""
+    parts = path.relative_to(ROOT / "otflow").with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+MODULES = {module(path): path for path in SOURCES}
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Full names of all modules that a file imports, wherever in the file."""
+    """Full names of all that a file imports, wherever in the file."""
     package = path.relative_to(ROOT).parent.parts
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -85,46 +64,113 @@ def imported(path: Path) -> Iterator[str]:
             yield from (f"{origin}.{alias.name}" for alias in node.names)
 
 
-def parts_used(path: Path) -> set[str]:
-    """The other parts of otflow that a file imports; the package itself counts as '__init__'."""
-    names = [name.split(".")[1:] for name in imported(path) if name.split(".")[0] == "otflow"]
-    used = {name[0] if len(name) > 1 or is_part(*name) else "__init__" for name in names}
-    return used - {part(path)}
+def home(name: str) -> str:
+    """The module of otflow that an imported name is, or comes from."""
+    inner = name.removeprefix("otflow").lstrip(".")
+    while inner and inner not in MODULES:
+        inner = inner.rpartition(".")[0]
+    return inner or "__init__"
 
 
-def is_part(name: str = "") -> bool:
-    """Whether `name` is a module or folder of otflow, rather than something else that the package offers."""
-    return bool(name) and ((PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file())
+@cache
+def arrows() -> dict[str, set[str]]:
+    """Module -> the other modules of otflow that it imports."""
+    ours = {
+        name: [one for one in imported(path) if one.split(".")[0] == "otflow"]
+        for name, path in MODULES.items()
+    }
+    return {name: {home(one) for one in used} - {name} for name, used in ours.items()}
+
+
+def part(name: str) -> str:
+    """The part of docs/layers.toml that a module belongs to."""
+    while name and name not in ROW:
+        name = name.rpartition(".")[0]
+    return name
 
 
 def functions(path: Path) -> Iterator[tuple[str, int]]:
     """Name and number of lines of every function body, docstring left out."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             body = node.body[1:] if ast.get_docstring(node) is not None else node.body
             length = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
             yield f"{path.relative_to(ROOT)}:{node.name}", length
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_between_parts_point_downwards(path: Path) -> None:
-    assert part(path) in ALLOWED, f"{part(path)!r} is a new part of otflow: give it a place in ALLOWED"
-    upward = {used for used in parts_used(path) - ALLOWED[part(path)] if (part(path), used) not in TYPES_ONLY}
-    assert not upward, f"{part(path)} must not import {sorted(upward)}"
+# --- layers --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_confined_library_is_imported_in_its_part_only(path: Path) -> None:
-    libraries = {name.split(".")[0] for name in imported(path)}
-    escaped = {name for name in libraries & CONFINED.keys() if CONFINED[name] != part(path)}
-    assert not escaped
+def test_every_module_has_a_place_in_the_layers_and_every_place_a_module() -> None:
+    assert [name for name in MODULES if not part(name)] == []
+    assert {part(name) for name in MODULES} == set(ROW)
 
 
-def test_the_table_of_layers_has_no_cycle() -> None:
-    remaining = {name: set(allowed) for name, allowed in ALLOWED.items()}
-    while free := {name for name, allowed in remaining.items() if not allowed & remaining.keys()}:
-        remaining = {name: allowed for name, allowed in remaining.items() if name not in free}
-    assert not remaining
+def test_imports_point_downwards_at_every_depth() -> None:
+    allowed = set(RULES["types_only"].items())
+    upward = [
+        f"{name} imports {other}"
+        for name, used in arrows().items()
+        for other in used
+        if part(name) != part(other) and ROW[part(other)] >= ROW[part(name)]
+        if (name, other) not in allowed and (part(name), part(other)) not in allowed
+    ]
+    assert upward == []
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    allowed = set(RULES["types_only"].items())
+    graph = {
+        name: {other for other in used if (name, other) not in allowed} for name, used in arrows().items()
+    }
+    graph["__init__"] = set()  # it imports what it is asked for, and the rest is for the type checker
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_arrows_for_the_type_checker_are_for_nobody_else() -> None:
+    for name, other in RULES["types_only"].items():
+        guarded = [node for node in tree(MODULES[name]).body if isinstance(node, ast.If)]
+        assert {home(one) for node in guarded for one in _names(node)} >= {other}
+        plain = {
+            home(one) for node in tree(MODULES[name]).body if node not in guarded for one in _names(node)
+        }
+        assert other not in plain
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    for one in ast.walk(node):
+        if isinstance(one, ast.ImportFrom):
+            yield from (f"{one.module}.{alias.name}" for alias in one.names)
+        elif isinstance(one, ast.Import):
+            yield from (alias.name for alias in one.names)
+
+
+def test_a_picture_never_imports_the_experiment_that_asks_for_it() -> None:
+    experiments = {name for name in MODULES if name.startswith("papers.") and _runs(MODULES[name])}
+    pictures = {name for name in MODULES if name.startswith("papers.") and "draw" in name.rpartition(".")[2]}
+    assert {
+        f"{name} imports {arrows()[name] & experiments}" for name in pictures if arrows()[name] & experiments
+    } == set()
+
+
+def _runs(path: Path) -> bool:
+    return any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree(path).body) and (
+        "Progress" in path.read_text(encoding="utf-8")
+    )
+
+
+def test_a_confined_library_is_imported_in_its_part_only() -> None:
+    confined = RULES["confined"]
+    escaped = [
+        f"{name} imports {library}"
+        for name, path in MODULES.items()
+        for library in {one.split(".")[0] for one in imported(path)} & confined.keys()
+        if not name.startswith(confined[library])
+    ]
+    assert escaped == []
 
 
 def test_relative_and_absolute_imports_are_both_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,42 +181,87 @@ def test_relative_and_absolute_imports_are_both_seen(tmp_path: Path, monkeypatch
     assert list(imported(source)) == ["otflow.flow.flow", "otflow.measures.base", "ot", "otflow.cli.main"]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_file_is_longer_than_400_lines(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+UNWANTED = {
+    "import otflow": "torch numpy scipy matplotlib ot",
+    "import otflow as of; of.Euler, of.Dopri5, of.flow": "otflow.steppers.jko otflow.stability matplotlib",
+    "import otflow.plot": "otflow.stability otflow.steppers.jko otflow.papers",
+    "import otflow.papers.metastability.reproduce": "otflow.papers.perspective otflow.papers.clusters",
+    "import otflow as of; of.papers.clusters.hull": "otflow.papers.jko otflow.papers.clusters.reproduce",
+}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_function_body_is_longer_than_60_lines(path: Path) -> None:
-    assert {name: length for name, length in functions(path) if length > 60} == {}
+@pytest.mark.parametrize("code", UNWANTED)
+def test_what_is_not_asked_for_is_not_loaded(code: str) -> None:
+    unwanted = UNWANTED[code].split()
+    ask = f"import sys; {code}; print([name for name in {unwanted} if name in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert answer.stdout.strip() == "[]"
 
 
-def test_half_of_all_functions_have_at_most_8_lines_and_nine_tenths_at_most_30() -> None:
-    lengths = [length for path in SOURCES for _, length in functions(path)]
-    assert statistics.median(lengths) <= 8
-    assert statistics.quantiles(lengths, n=10)[-1] <= 30
+# --- names and sizes -----------------------------------------------------------------------------------
+
+
+def test_a_public_class_name_is_defined_once() -> None:
+    places = defaultdict(list)
+    for name, path in MODULES.items():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(name)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_a_file_name_stands_once_in_a_folder_tree_and_is_no_riddle() -> None:
+    trees = defaultdict(list)
+    for name in MODULES:
+        parts = name.split(".")
+        top = parts[:2] if parts[0] == "papers" else parts[:1]
+        if MODULES[name].name != "__init__.py":
+            trees[".".join([*top, "..", parts[-1]])].append(name)
+    repeated = {key: names for key, names in trees.items() if len(names) > 1}
+    # What a measure is called, and what every kind of thing starts from, the folder says.
+    allowed = re.compile(r"steppers\.\.\.(base|gaussian|quantiles)|.*\.\.\.base")
+    assert {key: names for key, names in repeated.items() if not allowed.fullmatch(key)} == {}
+    assert [name for name in MODULES if name.rpartition(".")[2] in RIDDLES] == []
+
+
+def test_a_file_starts_with_one_sentence() -> None:
+    first = {name: (ast.get_docstring(tree(path)) or "").partition("\n")[0] for name, path in MODULES.items()}
+    assert [name for name, sentence in first.items() if len(sentence.split()) < 3] == []
+
+
+def test_no_folder_holds_more_than_20_files() -> None:
+    many = {folder: len(list(folder.glob("*.py"))) for folder in {path.parent for path in SOURCES}}
+    assert {str(folder.relative_to(ROOT)): count for folder, count in many.items() if count > 20} == {}
+
+
+def test_no_file_is_longer_than_600_lines() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES
+    }
+    smell = {name: length for name, length in lengths.items() if length > 400}
+    if smell:
+        print("more than 400 lines, worth a look:", smell)  # noqa: T201
+    assert {name: length for name, length in smell.items() if length > 600} == {}
+
+
+def test_functions_are_short() -> None:
+    lengths = dict(one for path in SOURCES for one in functions(path))
+    assert {name: length for name, length in lengths.items() if length > 60} == {}
+    assert statistics.median(lengths.values()) <= 8
+    assert statistics.quantiles(lengths.values(), n=10)[-1] <= 30
+
+
+# --- texts ---------------------------------------------------------------------------------------------
 
 
 def texts() -> Iterator[Path]:
     """The files people wrote, as far as they are text."""
     folders = ("otflow", "tests", "docs", "examples", "benchmarks", ".ci", ".github")
     generated = {"__pycache__", "_build", "gallery"}
+    endings = {"", ".py", ".md", ".rst", ".toml", ".txt", ".cff", ".html", ".yml", ".yaml", ".json"}
     candidates = [*ROOT.glob("*"), *(path for name in folders for path in (ROOT / name).rglob("*"))]
     for path in candidates:
-        is_text = path.suffix in {
-            "",
-            ".py",
-            ".md",
-            ".rst",
-            ".toml",
-            ".txt",
-            ".cff",
-            ".html",
-            ".yml",
-            ".yaml",
-            ".json",
-        }
-        if path.is_file() and is_text and not generated & set(path.relative_to(ROOT).parts):
+        if path.is_file() and path.suffix in endings and not generated & set(path.relative_to(ROOT).parts):
             yield path
 
 
@@ -206,9 +297,7 @@ def test_every_dependency_has_a_constraint() -> None:
         *project["dependencies"],
         *(one for extra in project["optional-dependencies"].values() for one in extra),
     ]
-    pinned = {
-        line.split("==")[0].lower()
-        for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    }
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {line.split("==")[0].lower() for line in lines}
     missing = {re.split(r"[>=\[]", one)[0].lower() for one in wanted} - pinned - {"otflow"}
     assert not missing

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 import otflow as of
-from otflow import kernels
+from otflow.base import kernels
+from otflow.base.linalg import contraction
 from otflow.fields import sinkhorn
-from otflow.linalg import contraction
 from tests.samples import normal
 
 EYE = torch.eye(2, dtype=torch.float64)

@@ -49,12 +49,7 @@ from otflow.closed_forms.entropic import (
     score,
     sinkhorn_displacement,
 )
-from otflow.closed_forms.jko import (
-    aggregation_step,
-    barenblatt_radius_step,
-    fokker_planck_step,
-    heat_step,
-)
+from otflow.closed_forms.jko import aggregation_step, barenblatt_radius_step, fokker_planck_step, heat_step
 from otflow.closed_forms.line import (
     l2_variance,
     sinkhorn_variance,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
 from otflow.closed_forms import inputs
 
 

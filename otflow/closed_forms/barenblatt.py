@@ -19,9 +19,9 @@ import torch
 from scipy.special import betainc, betaincinv
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.linalg import ratio
 from otflow.closed_forms import inputs
-from otflow.linalg import ratio
 
 NODES = 12  # of Gauss and Legendre in each cell, along all axes but the last
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.linalg import ratio
 from otflow.closed_forms import inputs
 from otflow.closed_forms.matrices import norm, trace
-from otflow.linalg import ratio
 
 
 def sinkhorn_trace_bound(S0: Any, V: Any, t: Any, *, eps: float = 1.0) -> Tensor:

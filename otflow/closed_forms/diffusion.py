@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.linalg import symmetric
 from otflow.closed_forms import inputs
 from otflow.closed_forms.matrices import eye
-from otflow.linalg import symmetric
 
 
 class Quadratic(NamedTuple):

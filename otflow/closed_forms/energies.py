@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.linalg import sqrtm, symmetric
 from otflow.closed_forms import inputs
 from otflow.closed_forms.matrices import eye, solve_right, trace
 from otflow.closed_forms.rates import sinkhorn_cross, tilted
-from otflow.linalg import sqrtm, symmetric
 
 
 def _gradient_weights(A: Tensor) -> Tensor:

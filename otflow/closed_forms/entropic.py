@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.linalg import sqrtm
 from otflow.closed_forms import inputs
 from otflow.closed_forms.matrices import eye, scaled, trace
-from otflow.linalg import sqrtm
 
 
 def entropic_cross(S1: Any, S2: Any, eps: float) -> Tensor:

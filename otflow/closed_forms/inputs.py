@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow import checks
-from otflow.linalg import symmetric
+from otflow.base import checks
+from otflow.base.linalg import symmetric
 
 
 def matrix(value: Any, name: str) -> Tensor:

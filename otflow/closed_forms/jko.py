@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.errors import ConvergenceError
+from otflow.base.linalg import known, sqrtm, symmetric
 from otflow.closed_forms import inputs
 from otflow.closed_forms.barenblatt import exponents, positive
 from otflow.closed_forms.diffusion import quadratic
 from otflow.closed_forms.matrices import eye, solve
-from otflow.errors import ConvergenceError
-from otflow.linalg import known, sqrtm, symmetric
 
 
 def fokker_planck_step(

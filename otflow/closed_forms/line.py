@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.errors import ConvergenceError
+from otflow.base.linalg import ratio
 from otflow.closed_forms import inputs
-from otflow.errors import ConvergenceError
-from otflow.linalg import ratio
 
 
 def softmax_variance(s0: Any, a: Any, v: Any, t: Any) -> Tensor:

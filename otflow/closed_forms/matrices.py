@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from otflow.linalg import known, sqrtm
+from otflow.base.linalg import known, sqrtm
 
 
 def eye(S: Tensor) -> Tensor:

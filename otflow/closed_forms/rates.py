@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.linalg import sqrtm
 from otflow.closed_forms import inputs
 from otflow.closed_forms.matrices import eye, scaled, solve, solve_right
-from otflow.linalg import sqrtm
 
 
 def softmax_rate(S: Any, A: Any, V: Any) -> Tensor:

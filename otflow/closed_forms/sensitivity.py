@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
 from otflow.closed_forms import inputs
 from otflow.closed_forms.line import l2_variance, sinkhorn_variance, softmax_variance
 from otflow.closed_forms.matrices import eye, solve

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.linalg import ratio, sqrtm, symmetric
 from otflow.closed_forms import inputs
 from otflow.closed_forms.matrices import eye, norm, solve, solve_right, support, trace
-from otflow.linalg import ratio, sqrtm, symmetric
 
 
 class _Spectrum(NamedTuple):

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow import checks
-from otflow.algebra import Linear
-from otflow.errors import DerivativeError, InputError
+from otflow.base import checks
+from otflow.base.algebra import Linear
+from otflow.base.errors import DerivativeError, InputError
+from otflow.base.tangent import Tangent
 from otflow.measures import Measure
-from otflow.tangent import Tangent
 
 
 class Energy(Linear["Energy"], ABC):

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.kernels import row_tiles
+from otflow.base.tangent import Tangent
 from otflow.energies.base import Energy, called, gradient, trust_nodes
-from otflow.kernels import row_tiles
 from otflow.measures import Gaussian, Measure
-from otflow.tangent import Tangent
 
 
 class Interaction(Energy):

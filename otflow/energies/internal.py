@@ -9,11 +9,11 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.errors import DerivativeError
+from otflow.base.tangent import Tangent
 from otflow.energies.base import Energy
-from otflow.errors import DerivativeError
 from otflow.measures import Gaussian, Grid, Measure
-from otflow.tangent import Tangent
 
 
 class Internal(Energy):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
 
 
 def square(value: Any, name: str) -> Tensor:

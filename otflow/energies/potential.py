@@ -1,4 +1,4 @@
-"""External potentials."""
+"""External potentials: the energy int V dmu."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
 from otflow.energies.base import Energy, called, trust_nodes
 from otflow.measures import Measure
 

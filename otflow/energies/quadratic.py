@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.tangent import Tangent
 from otflow.energies.base import Energy
 from otflow.energies.interaction import Interaction
 from otflow.energies.matrices import fitting, squares, symmetric
 from otflow.energies.potential import Potential
 from otflow.measures import Gaussian, Measure
-from otflow.tangent import Tangent
 
 
 class QuadraticPotential(Potential):

@@ -7,20 +7,20 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.kernels import row_tiles
+from otflow.base.linalg import procrustes
+from otflow.base.spaces import Euclidean, Space
+from otflow.base.tangent import Tangent
 from otflow.energies.base import Energy, gradient
-from otflow.kernels import row_tiles
-from otflow.linalg import procrustes
 from otflow.measures import Gaussian, Measure, Particles
-from otflow.spaces import Euclidean, Space
-from otflow.tangent import Tangent
+from otflow.transport.bures.roots import equal_width
+from otflow.transport.comparable import Pair, atoms, pair, side_by_side
 from otflow.transport.discrepancy import Kernel, admit_kernel, kernel_values, mmd
-from otflow.transport.engines import Engine
-from otflow.transport.entropic import sinkhorn_divergence
-from otflow.transport.exact import wasserstein
-from otflow.transport.newton import NewtonSinkhorn
-from otflow.transport.pairs import Pair, atoms, pair, side_by_side
-from otflow.transport.roots import equal_width
+from otflow.transport.entropic.engines import Engine
+from otflow.transport.entropic.newton import NewtonSinkhorn
+from otflow.transport.entropic.sinkhorn import sinkhorn_divergence
+from otflow.transport.exact.wasserstein import wasserstein
 
 
 class Towards(Energy):

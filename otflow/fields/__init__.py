@@ -1,5 +1,6 @@
 """Velocity fields: attention in all its kinds, the feed-forward block, and steepest descent."""
 
+from otflow.fields import gradient_flows  # noqa: F401  (it registers which fields are descents)
 from otflow.fields.attention import L2Attention, SigmoidAttention, SoftmaxAttention, UnnormalisedAttention
 from otflow.fields.base import Carry, VelocityField
 from otflow.fields.descent import SteepestDescent

@@ -23,14 +23,14 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from otflow import checks, kernels
+from otflow.base import checks, kernels
+from otflow.base.linalg import product
+from otflow.base.spaces import Sphere
+from otflow.base.tangent import Tangent
 from otflow.fields.base import Carry, merged_switches
 from otflow.fields.tokens import TokenField
 from otflow.fields.weights import Weight, act, apply, fits, weight
-from otflow.linalg import product
 from otflow.measures import Gaussian, Measure, Particles
-from otflow.spaces import Sphere
-from otflow.tangent import Tangent
 
 Response = Callable[[Tensor], Tensor]
 

@@ -6,18 +6,18 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cache, singledispatch
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from otflow import checks
-from otflow.algebra import Linear
-from otflow.errors import ConvergenceError, DerivativeError, NotFiniteError
-from otflow.measures import Gaussian, Measure
-from otflow.tangent import Tangent, as_tangent
+from otflow.base import checks
+from otflow.base.algebra import Linear
+from otflow.base.errors import ConvergenceError, DerivativeError, NotFiniteError
+from otflow.base.tangent import Tangent, as_tangent
+from otflow.measures import Gaussian, Measure, Particles
 
 if TYPE_CHECKING:
     from otflow.fields.descent import SteepestDescent
@@ -170,9 +170,6 @@ class VelocityField(Linear["VelocityField"]):
         >>> of.SoftmaxAttention([[2.0]], [[1.0]], [[-2.0]]).as_gradient_flow()
         SteepestDescent(ExponentialInteraction(d=1), Twisted(Partition(d=1)))
         """
-        from otflow.fields.gradient_flows import gradient_flow
-        from otflow.measures import Particles
-
         return gradient_flow(self, Particles if kind is None else kind)
 
     @property
@@ -181,6 +178,19 @@ class VelocityField(Linear["VelocityField"]):
 
     def combination(self, pairs: list[tuple[VelocityField, float]]) -> VelocityField:
         return SumField(pairs)
+
+
+@singledispatch
+def gradient_flow(field: VelocityField, kind: type[Measure]) -> SteepestDescent:
+    """The steepest descent that equals ``field`` on measures of this kind, or an error that says why not.
+
+    The pairs of field and energy that are known register themselves in `fields.gradient_flows`.
+    """
+    refuse(field, "no energy is known of which it is the descent")
+
+
+def refuse(field: VelocityField, reason: str) -> NoReturn:
+    checks.fail("field", repr(field), f"it is not a gradient flow here: {reason}", "use it as it is in flow")
 
 
 class SumField(VelocityField):

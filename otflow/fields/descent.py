@@ -9,13 +9,13 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.tangent import Tangent
 from otflow.energies import Energy
 from otflow.energies.base import gradient
 from otflow.fields.base import VelocityField
 from otflow.measures import Measure
 from otflow.metrics import Metric
-from otflow.tangent import Tangent
 
 
 class SteepestDescent(VelocityField):

@@ -16,12 +16,13 @@ the same descent where lengths are measured by P^-1. On centred Gaussians softma
 from __future__ import annotations
 
 from functools import singledispatch
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.linalg import symmetric
 from otflow.energies import (
     Energy,
     ExponentialInteraction,
@@ -38,11 +39,10 @@ from otflow.fields.attention import (
     UnnormalisedAttention,
     Weights,
 )
-from otflow.fields.base import SumField, VelocityField
+from otflow.fields.base import SumField, VelocityField, gradient_flow, refuse
 from otflow.fields.descent import SteepestDescent
 from otflow.fields.multihead import MultiHead
 from otflow.fields.sinkhorn import SinkhornAttention
-from otflow.linalg import symmetric
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.metrics import Partition, Twisted, Wasserstein
 
@@ -72,12 +72,6 @@ class CentredDescent(SteepestDescent):
 
 def _hair(mu: Gaussian) -> Tensor:
     return 1e-9 * mu.root.abs().amax((-1, -2))
-
-
-@singledispatch
-def gradient_flow(field: VelocityField, kind: type[Measure]) -> SteepestDescent:
-    """The steepest descent that equals ``field`` on measures of this kind, or an error that says why not."""
-    refuse(field, "no energy is known of which it is the descent")
 
 
 @gradient_flow.register
@@ -255,7 +249,3 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 def _size(a: Tensor) -> float:
     return float(a.detach().abs().max())
-
-
-def refuse(field: VelocityField, reason: str) -> NoReturn:
-    checks.fail("field", repr(field), f"it is not a gradient flow here: {reason}", "use it as it is in flow")

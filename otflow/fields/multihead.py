@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.tangent import Tangent
 from otflow.fields.attention import Attention
 from otflow.fields.base import Carry, joint_carry, merged_switches
 from otflow.fields.tokens import TokenField
 from otflow.fields.weights import Weight, apply, fits, weight
 from otflow.measures import Gaussian, Measure, Particles
-from otflow.tangent import Tangent
 
 
 class MultiHead(TokenField):

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.tangent import Tangent
 from otflow.fields.base import Carry, merged_switches
 from otflow.fields.tokens import TokenField
 from otflow.fields.weights import apply, fits, weight
 from otflow.measures import Gaussian, Measure, Particles
-from otflow.tangent import Tangent
 
 
 class Perceptron(TokenField):

@@ -25,15 +25,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.linalg import widen
+from otflow.base.tangent import Tangent
 from otflow.fields.attention import Attention, SigmoidAttention, UnnormalisedAttention, Weights
 from otflow.fields.base import Carry, SumField, VelocityField
 from otflow.fields.multihead import MultiHead
 from otflow.fields.perceptron import Perceptron
 from otflow.fields.tokens import TokenField
-from otflow.linalg import widen
 from otflow.measures import Gaussian, Measure, Particles
-from otflow.tangent import Tangent
 
 AXIS = {1: 48, 2: 24, 3: 12, 4: 8, 5: 5, 6: 4, 7: 3}  # Gauss-Hermite nodes per column of the root
 REACH = 12.0  # standard deviations that integrals over a line cover

@@ -8,19 +8,19 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from otflow import checks, kernels
+from otflow.base import checks, kernels
+from otflow.base.linalg import contraction, product, sqrtm
+from otflow.base.tangent import Tangent
 from otflow.fields.attention import Attention, Response, Weights, centre
 from otflow.fields.base import Carry
 from otflow.fields.weights import apply
-from otflow.linalg import contraction, product, sqrtm
 from otflow.measures import Gaussian, Particles
-from otflow.tangent import Tangent
-from otflow.transport.engines import Engine, scale
-from otflow.transport.implicit import potential
-from otflow.transport.newton import NewtonSinkhorn
-from otflow.transport.pairs import merge
-from otflow.transport.scores import Bilinear
-from otflow.transport.states import Kernel
+from otflow.transport.comparable import merge
+from otflow.transport.entropic.engines import Engine, scale
+from otflow.transport.entropic.implicit import potential
+from otflow.transport.entropic.log_kernel import Bilinear
+from otflow.transport.entropic.newton import NewtonSinkhorn
+from otflow.transport.entropic.scaling import AbsorbedKernel
 
 
 class SinkhornAttention(Attention):
@@ -83,7 +83,7 @@ class SinkhornAttention(Attention):
         flat = [merge(z, batch, keep) for z, keep in ((q, 2), (k, 2), (logw, 1))]
         with torch.no_grad():
             q_, k_, w_ = (_plain(z) for z in flat)
-            kernel = Kernel(Bilinear(q_, k_), w_, w_, symmetric=_symmetric(m))
+            kernel = AbsorbedKernel(Bilinear(q_, k_), w_, w_, symmetric=_symmetric(m))
             known = carry.state if carry else None
             start = known.reshape(w_.shape) if known is not None and known.numel() == w_.numel() else None
             s = scale(kernel, self.engine, tol=self.tol, max_iter=self.max_iter, start=start)

@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.tangent import Tangent
 from otflow.fields.base import Carry, VelocityField, as_time
 from otflow.measures import Gaussian, Measure, Particles
-from otflow.tangent import Tangent
 
 
 class TokenField(VelocityField):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
 from otflow.measures import Measure
 
 

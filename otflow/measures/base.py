@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from otflow.tangent import Tangent, align
+from otflow.base.tangent import Tangent, align
 
 
 class Measure(ABC):

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otflow import checks
-from otflow.linalg import sqrtm
+from otflow.base import checks
+from otflow.base.linalg import sqrtm
+from otflow.base.tangent import Tangent, as_tangent
 from otflow.measures.base import Measure, total
-from otflow.tangent import Tangent, as_tangent
 
 HERMITE = {1: 32, 2: 24, 3: 12}  # nodes per axis; beyond three axes a cubature of degree five
 

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from otflow import checks
-from otflow.errors import StepError
+from otflow.base import checks
+from otflow.base.errors import StepError
+from otflow.base.tangent import Tangent, as_tangent
 from otflow.measures.base import Measure, total
-from otflow.tangent import Tangent, as_tangent
 
 
 @dataclass(frozen=True, eq=False)

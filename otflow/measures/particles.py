@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.spaces import Euclidean, Space
+from otflow.base.tangent import Tangent, as_tangent
 from otflow.measures.base import Measure, pick, total
-from otflow.spaces import Euclidean, Space
-from otflow.tangent import Tangent, as_tangent
 
 
 @dataclass(frozen=True, eq=False)

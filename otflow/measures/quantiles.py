@@ -12,10 +12,10 @@ from scipy.linalg.lapack import dpttrf, dpttrs
 from scipy.special import betainc
 from torch import Tensor
 
-from otflow import checks
-from otflow.errors import StepError
+from otflow.base import checks
+from otflow.base.errors import StepError
+from otflow.base.tangent import Tangent, as_tangent
 from otflow.measures.base import Measure, total
-from otflow.tangent import Tangent, as_tangent
 
 GAUSS = 3  # points per interval: exact for polynomials of degree five on each
 LAGUERRE = 12  # points in a tail

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow import checks
-from otflow.linalg import procrustes, widen
+from otflow.base import checks
+from otflow.base.linalg import procrustes, widen
+from otflow.base.tangent import Tangent
 from otflow.measures import Gaussian, Measure, Particles
-from otflow.tangent import Tangent
 
 
 class Metric(ABC):
@@ -96,7 +96,7 @@ def geodesic_distance(metric: Metric, mu: Measure, nu: Measure) -> Tensor:
 
 @geodesic_distance.register(Wasserstein)
 def _(metric: Wasserstein, mu: Measure, nu: Measure) -> Tensor:
-    from otflow.transport.along import geodesic
+    from otflow.transport.chain import geodesic
 
     result = geodesic(mu, nu)
     out: Tensor = getattr(result, "distance", result)

@@ -32,16 +32,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from otflow.linalg import sqrtm
+from otflow.base.linalg import sqrtm
+from otflow.base.spaces import Euclidean, Space, Sphere
 from otflow.measures import Particles
 from otflow.metrics.partition import Partition
 from otflow.metrics.twisted import Twisted
-from otflow.spaces import Euclidean, Space, Sphere
 
 RADII = 200  # rho that are tried
 
 
-class Distances(NamedTuple):
+class GroundDistances(NamedTuple):
     """W1 and W2 between two clouds, (*batch,)."""
 
     w1: Tensor
@@ -49,7 +49,7 @@ class Distances(NamedTuple):
 
 
 @singledispatch
-def lower_bound(weight: Any, metric: Twisted, mu: Particles, nu: Particles, w: Distances) -> Tensor:
+def lower_bound(weight: Any, metric: Twisted, mu: Particles, nu: Particles, w: GroundDistances) -> Tensor:
     """What the distance is not less than, (*batch,); 0 where nothing is known.
 
     ``mu`` and ``nu`` are the images under M^(1/2), between which there is no matrix any more.
@@ -58,7 +58,7 @@ def lower_bound(weight: Any, metric: Twisted, mu: Particles, nu: Particles, w: D
 
 
 @lower_bound.register(Partition)
-def _(weight: Partition, metric: Twisted, mu: Particles, nu: Particles, w: Distances) -> Tensor:
+def _(weight: Partition, metric: Twisted, mu: Particles, nu: Particles, w: GroundDistances) -> Tensor:
     A = weight.A.detach()
     if metric.matrix is not None:
         root = sqrtm(metric.matrix.detach())
@@ -67,18 +67,18 @@ def _(weight: Partition, metric: Twisted, mu: Particles, nu: Particles, w: Dista
 
 
 @singledispatch
-def _partition_bound(space: Space, A: Tensor, mu: Particles, nu: Particles, w: Distances) -> Tensor:
+def _partition_bound(space: Space, A: Tensor, mu: Particles, nu: Particles, w: GroundDistances) -> Tensor:
     return torch.zeros_like(w.w2)
 
 
 @_partition_bound.register(Sphere)
-def _(space: Sphere, A: Tensor, mu: Particles, nu: Particles, w: Distances) -> Tensor:
+def _(space: Sphere, A: Tensor, mu: Particles, nu: Particles, w: GroundDistances) -> Tensor:
     L = torch.linalg.matrix_norm(A, 2)
     return torch.maximum(torch.exp(-L / 2) * w.w2, torch.exp(-log_growth(L, _definite(A)) / 2) * w.w1)
 
 
 @_partition_bound.register(Euclidean)
-def _(space: Euclidean, A: Tensor, mu: Particles, nu: Particles, w: Distances) -> Tensor:
+def _(space: Euclidean, A: Tensor, mu: Particles, nu: Particles, w: GroundDistances) -> Tensor:
     reach = space.pairwise(mu.x, nu.x).amax((-1, -2))
     middle = (mu.x.mean(-2) + nu.x.mean(-2)) / 2
     balls = [ball_factor(A, c, _radius(mu, nu, c), reach) for c in (torch.zeros_like(middle), middle)]

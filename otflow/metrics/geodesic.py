@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otflow import checks, status
-from otflow.errors import ConvergenceError, InputError, NotFiniteError
-from otflow.linalg import widen
+from otflow.base import checks, status
+from otflow.base.errors import ConvergenceError, InputError, NotFiniteError
+from otflow.base.linalg import widen
+from otflow.base.tangent import Tangent
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.metrics.base import distance
-from otflow.metrics.bounds import Distances, lower_bound
+from otflow.metrics.bounds import GroundDistances, lower_bound
 from otflow.metrics.twisted import Twisted, flatten, straight_action
-from otflow.tangent import Tangent
 
 FAR = 1e10  # the objective where a weight is not defined; it is 1 for the straight path
 
@@ -161,7 +161,7 @@ def _(mu: Particles, nu: Measure, metric: Twisted, options: Options) -> TwistedG
     u = _straight(start, y)
     if metric.weight is None:
         return _exact(w2, start, u, options)
-    problem = Problem(start, metric, straight_action(start, metric, u), w2)
+    problem = GeodesicProblem(start, metric, straight_action(start, metric, u), w2)
     path, lengths, codes = _shorten(problem, u, y, options)
     measures = [start.at([x]) for x in path]
     ratio = _finer(measures, metric)
@@ -191,13 +191,13 @@ def _finer(path: list[Particles], metric: Twisted) -> Tensor:
 
 
 def _least(metric: Twisted, flat: tuple[Particles, Particles], w2: Tensor, options: Options) -> Tensor:
-    from otflow.transport.conditional import conditional_wasserstein
-    from otflow.transport.exact import wasserstein
+    from otflow.transport.exact.conditional import conditional_wasserstein
+    from otflow.transport.exact.wasserstein import wasserstein
 
     if options.lower is not None:
         return math.sqrt(options.lower) * w2
     w1 = (wasserstein if flat[0].label is None else conditional_wasserstein)(*flat, p=1)
-    return lower_bound(metric.weight, metric, *flat, Distances(w1, w2))
+    return lower_bound(metric.weight, metric, *flat, GroundDistances(w1, w2))
 
 
 def _match(
@@ -223,7 +223,7 @@ def _take(x: Tensor, index: Tensor, batch: torch.Size) -> Tensor:
 
 
 def _coupled(mu: Particles, nu: Particles) -> tuple[Tensor, Tensor, Tensor]:
-    from otflow.transport.exact import solve
+    from otflow.transport.exact.wasserstein import solve
 
     plan = solve(mu, nu)
     return plan.rows, plan.cols, plan.mass
@@ -231,7 +231,7 @@ def _coupled(mu: Particles, nu: Particles) -> tuple[Tensor, Tensor, Tensor]:
 
 def _within(mu: Particles, nu: Particles) -> tuple[Tensor, Tensor, Tensor]:
     """The optimal plan that moves no label, one label after the other."""
-    from otflow.transport.conditional import conditional_wasserstein
+    from otflow.transport.exact.conditional import conditional_wasserstein
 
     if mu.batch or nu.batch:
         checks.fail("mu", repr(mu), "labelled measures are taken one pair at a time", "pass mu[i], nu[i]")
@@ -264,7 +264,7 @@ def _straight(mu: Particles, y: Tensor) -> Tangent:
 # --- paths ---------------------------------------------------------------------------------------------
 
 
-class Problem(NamedTuple):
+class GeodesicProblem(NamedTuple):
     mu: Particles
     metric: Twisted
     scale: Tensor  # (*batch,), the action of the straight path
@@ -281,7 +281,7 @@ class Problem(NamedTuple):
 
 
 def _shorten(
-    problem: Problem, u: Tangent, y: Tensor, options: Options
+    problem: GeodesicProblem, u: Tangent, y: Tensor, options: Options
 ) -> tuple[Tensor, list[Tensor], Tensor]:
     """The last path, the lengths of all, and how the last one ended."""
     mu, K = problem.mu, options.nodes
@@ -297,14 +297,14 @@ def _shorten(
     return path, lengths, codes
 
 
-def _refine(path: Tensor, problem: Problem) -> Tensor:
+def _refine(path: Tensor, problem: GeodesicProblem) -> Tensor:
     """Twice as many pieces, with their ends in the middle of the old ones."""
     space = problem.mu.space
     middle = space.exp(path[:-1], space.log(path[:-1], path[1:]) / 2)
     return torch.cat([torch.stack([path[:-1], middle], 1).flatten(0, 1), path[-1:]])
 
 
-def _relax(path: Tensor, problem: Problem, options: Options) -> tuple[Tensor, Tensor]:
+def _relax(path: Tensor, problem: GeodesicProblem, options: Options) -> tuple[Tensor, Tensor]:
     """The least action with as many pieces, and status codes."""
     from scipy.optimize import minimize
 
@@ -336,7 +336,7 @@ def _noise(dtype: torch.dtype) -> float:
     return 1e4 * torch.finfo(dtype).eps ** 2
 
 
-def _spread(path: Tensor, problem: Problem) -> Callable[[Tensor], Tensor]:
+def _spread(path: Tensor, problem: GeodesicProblem) -> Callable[[Tensor], Tensor]:
     """Paths by coordinates z in which the action of W2 is |z|^2, relative, whatever K and the weights are."""
     mu, K = problem.mu, len(path) - 1
     T = K * (2 * torch.eye(K - 1) - torch.ones(K - 2).diag(1) - torch.ones(K - 2).diag(-1)).to(path)
@@ -351,7 +351,7 @@ def _spread(path: Tensor, problem: Problem) -> Callable[[Tensor], Tensor]:
     return to
 
 
-def _slope(z: Tensor, spread: Callable[[Tensor], Tensor], problem: Problem) -> tuple[Tensor, Tensor]:
+def _slope(z: Tensor, spread: Callable[[Tensor], Tensor], problem: GeodesicProblem) -> tuple[Tensor, Tensor]:
     """The actions of all members, in units of those of the straight paths, and the derivative."""
     scale = torch.where(problem.scale > 0, problem.scale, torch.ones_like(problem.scale))
     with torch.enable_grad():

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow import checks
-from otflow.errors import NotFiniteError
-from otflow.kernels import attend
+from otflow.base import checks
+from otflow.base.errors import NotFiniteError
+from otflow.base.kernels import attend
 from otflow.measures import Gaussian, Measure
 
 

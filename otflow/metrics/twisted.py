@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otflow import checks
-from otflow.linalg import sqrtm
+from otflow.base import checks
+from otflow.base.linalg import sqrtm
+from otflow.base.spaces import Euclidean, Torus
+from otflow.base.tangent import Tangent
 from otflow.measures import Gaussian, Grid, Measure, Particles
 from otflow.metrics.base import Metric, Wasserstein, displacement, distance, geodesic_distance
-from otflow.spaces import Euclidean, Torus
-from otflow.tangent import Tangent
 
 NODES = 5  # of Gauss and Legendre along a move: exact if the weight is a polynomial of degree nine along it
 

@@ -13,11 +13,11 @@ from matplotlib.collections import LineCollection
 from matplotlib.patches import Circle
 from mpl_toolkits.mplot3d.art3d import Line3DCollection, Poly3DCollection  # type: ignore[import-untyped]
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.spaces import Space, Sphere, Torus
+from otflow.dynamics.trajectory import Trajectory
 from otflow.measures import Measure, Particles
 from otflow.plot.style import COLOURS, FAINT, PAPER, STYLE, array, canvas, colours, direction, equal
-from otflow.spaces import Space, Sphere, Torus
-from otflow.trajectory import Trajectory
 
 SPHERE = "otflow-sphere"  # marks a sphere that is already on the axes
 

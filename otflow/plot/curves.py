@@ -10,9 +10,9 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 
-from otflow import checks
+from otflow.base import checks
+from otflow.dynamics.trajectory import Trajectory
 from otflow.plot.style import COLOURS, INK, STYLE, array, canvas
-from otflow.trajectory import Trajectory
 
 
 def energy(traj: Trajectory, *names: str, ax: Axes | None = None, log: bool = False) -> Axes:

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
-from otflow import checks
+from otflow.base import checks
 from otflow.measures import Grid, Measure, Quantiles
 from otflow.plot.style import COLOURS, INK, STYLE, array, canvas, equal
 

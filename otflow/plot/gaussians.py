@@ -17,7 +17,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Circle
 from mpl_toolkits.mplot3d.art3d import Line3DCollection, Poly3DCollection  # type: ignore[import-untyped]
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.status import STATUSES
+from otflow.dynamics.trajectory import Trajectory
 from otflow.measures import Gaussian, Measure
 from otflow.plot.style import (
     COLOURS,
@@ -32,8 +34,6 @@ from otflow.plot.style import (
     direction,
     equal,
 )
-from otflow.status import STATUSES
-from otflow.trajectory import Trajectory
 
 # Colours of the ways in which a member can end; what is not here did not go well, and is dark.
 ENDINGS = {"ok": COLOURS[0], "stopped": COLOURS[2], "blow_up": COLOURS[1]}

@@ -1,6 +1,8 @@
-"""Stability estimates."""
+"""Stability estimates: the ladder of what happens, the worst that was found, and what is certain."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 import numpy as np
@@ -8,9 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import SymmetricalLogLocator
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
 from otflow.plot.style import COLOURS, FAINT, INK, STYLE, array, canvas
-from otflow.stability import Ladder
+
+if TYPE_CHECKING:
+    from otflow.stability import Ladder
 
 
 def ladder(found: Ladder, *, ax: Axes | None = None) -> Axes:
@@ -26,6 +30,8 @@ def ladder(found: Ladder, *, ax: Axes | None = None) -> Axes:
     >>> ladder(found, ax=axes[0, 0]).get_yscale()
     'asinh'
     """
+    from otflow.stability import Ladder  # a picture of a cloud needs no stability
+
     checks.instance(found, Ladder, "found")
     if found.worst.ndim > 1:
         checks.fail(

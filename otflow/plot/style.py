@@ -13,7 +13,7 @@ from matplotlib.colors import ListedColormap, Normalize, to_rgba_array
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
 
 # Okabe and Ito's colours, which colour-blind eyes tell apart; their yellow is too pale for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -1,13 +1,14 @@
 """How far two solutions drift apart: observed, worst, bounded along a run, bounded beforehand."""
 
-from otflow.stability.aposteriori import APosteriori, a_posteriori
-from otflow.stability.apriori import APriori, a_priori
-from otflow.stability.balls import Constants, constants, hardy_factor
-from otflow.stability.families import perturbations, scaled
-from otflow.stability.local import LocalConstant, local_constant
+from otflow.stability.adversary import Adversary, adversary
+from otflow.stability.bounds.a_posteriori import APosteriori, a_posteriori
+from otflow.stability.bounds.a_priori import APriori, a_priori
+from otflow.stability.bounds.constants import Constants, constants, hardy_factor
+from otflow.stability.coupled import Coupled, coupled
+from otflow.stability.ladder import Ladder, ladder
+from otflow.stability.local_constant import LocalConstant, local_constant
+from otflow.stability.perturbations import perturbations, scaled
 from otflow.stability.propagator import Propagator, Spectrum, singular_values
-from otflow.stability.rungs import Ladder, ladder
-from otflow.stability.runs import Coupled, coupled
 from otflow.stability.smoothness import (
     adversarial_tokens,
     ball_bound,
@@ -15,7 +16,6 @@ from otflow.stability.smoothness import (
     discrete_bound,
     mean_field_bound,
 )
-from otflow.stability.worst import Adversary, adversary
 
 __all__ = [
     "APosteriori",

@@ -11,16 +11,16 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from otflow import checks, status
-from otflow.driver import flow
-from otflow.errors import ConvergenceError, DerivativeError, FlowError
+from otflow.base import checks, status
+from otflow.base.errors import ConvergenceError, DerivativeError, FlowError
+from otflow.base.tangent import Tangent, as_tangent
+from otflow.dynamics.flow import flow
+from otflow.dynamics.trajectory import Trajectory
 from otflow.fields import VelocityField
 from otflow.fields.base import load_forward_mode
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.stability.krylov import largest
 from otflow.steppers import Stepper
-from otflow.tangent import Tangent, as_tangent
-from otflow.trajectory import Trajectory
 
 LARGEST = 2**27  # entries of a matrix
 SMALL = 64  # coordinates up to which singular values are those of the whole matrix

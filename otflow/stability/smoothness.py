@@ -26,19 +26,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.kernels import row_tiles
+from otflow.base.spaces import Euclidean, Space
 from otflow.fields import MultiHead, SoftmaxAttention, VelocityField
 from otflow.fields.base import SumField
 from otflow.fields.weights import apply
-from otflow.kernels import row_tiles
 from otflow.measures import Particles
-from otflow.spaces import Euclidean, Space
-from otflow.stability.local import detached
+from otflow.stability.local_constant import detached
 
 # --- bounds --------------------------------------------------------------------------------------------
 
 
-class Head(NamedTuple):
+class HeadNorms(NamedTuple):
     """Scores Ax.y and values M y = W V y of one head."""
 
     A: Tensor
@@ -53,7 +53,7 @@ class Head(NamedTuple):
 
 
 @singledispatch
-def _parts(field: VelocityField, t: Tensor) -> Iterator[Head]:
+def _parts(field: VelocityField, t: Tensor) -> Iterator[HeadNorms]:
     """The heads of softmax attention that a field is the sum of."""
     checks.fail(
         "field",
@@ -64,24 +64,24 @@ def _parts(field: VelocityField, t: Tensor) -> Iterator[Head]:
 
 
 @_parts.register
-def _(field: SoftmaxAttention, t: Tensor) -> Iterator[Head]:
-    yield Head(field.K(t).mT @ field.Q(t), field.V(t), field.causal)
+def _(field: SoftmaxAttention, t: Tensor) -> Iterator[HeadNorms]:
+    yield HeadNorms(field.K(t).mT @ field.Q(t), field.V(t), field.causal)
 
 
 @_parts.register
-def _(field: MultiHead, t: Tensor) -> Iterator[Head]:
+def _(field: MultiHead, t: Tensor) -> Iterator[HeadNorms]:
     for h, head in enumerate(field.heads):
         for A, M, causal in _parts(head, t):
-            yield Head(A, M if field.mix is None else field.mix[h](t) @ M, causal)
+            yield HeadNorms(A, M if field.mix is None else field.mix[h](t) @ M, causal)
 
 
 @_parts.register
-def _(field: SumField, t: Tensor) -> Iterator[Head]:
+def _(field: SumField, t: Tensor) -> Iterator[HeadNorms]:
     for term, c in field.pairs():
-        yield from (Head(A, c * M, causal) for A, M, causal in _parts(term, t))
+        yield from (HeadNorms(A, c * M, causal) for A, M, causal in _parts(term, t))
 
 
-def _heads(field: VelocityField, t: float) -> list[Head]:
+def _heads(field: VelocityField, t: float) -> list[HeadNorms]:
     checks.instance(field, VelocityField, "field")
     return list(_parts(field, torch.as_tensor(t, dtype=torch.float64)))
 
@@ -110,7 +110,7 @@ def discrete_bound(field: VelocityField, R: float, n: int, t: float = 0.0) -> Te
     return _sum([_discrete(head, R, n) for head in _heads(field, t)])
 
 
-def _discrete(head: Head, R: float, n: int) -> Tensor:
+def _discrete(head: HeadNorms, R: float, n: int) -> Tensor:
     a, v = head.norms
     y = a * R**2
     return math.sqrt(3) * v * torch.hypot(y * math.sqrt(4 * n + 1), torch.full_like(y, math.sqrt(n)))
@@ -132,7 +132,7 @@ def mean_field_bound(field: VelocityField, R: float, t: float = 0.0) -> Tensor:
     return _log_sum([_mean_field(head, R) for head in _heads(field, t)])
 
 
-def _mean_field(head: Head, R: float) -> Tensor:
+def _mean_field(head: HeadNorms, R: float) -> Tensor:
     a, v = head.norms
     y = a * R**2
     return v.log() + (torch.logaddexp(y.log(), _hardy(y)) if head.causal else torch.log1p(3 * y) + 2 * y)
@@ -163,7 +163,7 @@ def ball_bound(field: VelocityField, R: float, n: float = math.inf, t: float = 0
     return _log_sum([_ball(head, R, log_n) for head in _heads(field, t)])
 
 
-def _ball(head: Head, R: float, log_n: float) -> Tensor:
+def _ball(head: HeadNorms, R: float, log_n: float) -> Tensor:
     a, v = head.norms
     y = a * R**2
     fewer = torch.hypot(torch.ones_like(y), y).log()  # log (1 + y^2)^(1/2)
@@ -190,7 +190,7 @@ def data_bound(field: VelocityField, mu: Particles, t: float = 0.0) -> Tensor:
     Where the queries are does not tell how they move.
 
     >>> import otflow as of
-    >>> from otflow.stability.local import local_constant
+    >>> from otflow.stability.local_constant import local_constant
     >>> I = [[1.0, 0.0], [0.0, 1.0]]
     >>> field = of.SoftmaxAttention([[0.0, 8.0], [0.0, 0.0]], I, I)
     >>> mu = of.Particles([[-1.0, 0.0], [1.0, 0.0]])
@@ -202,7 +202,7 @@ def data_bound(field: VelocityField, mu: Particles, t: float = 0.0) -> Tensor:
     return _sum([_data(head, mu) for head in _heads(field, t)])
 
 
-def _data(head: Head, mu: Particles) -> Tensor:
+def _data(head: HeadNorms, mu: Particles) -> Tensor:
     x, w = mu.x, mu.w.amin(-1)
     R = torch.linalg.vector_norm(apply(head.A, x), dim=-1).amax(-1)
     r, r_V, r_A = (_diameter(y, mu.space) for y in (x, apply(head.M, x), apply(head.A.mT, x)))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.status import code
+from otflow.base.tangent import Tangent, align
 from otflow.fields import VelocityField
 from otflow.measures import Measure, where
-from otflow.status import code
 from otflow.steppers.base import Memory, Step, Stepper
 from otflow.steppers.explicit import Stages
-from otflow.tangent import Tangent, align
 
 SAFETY, SHRINK, GROW = 0.9, 0.2, 5.0
 ALPHA, BETA = 0.7, 0.4  # exponents of the PI controller, times the order (Hairer, Norsett, Wanner II.4)

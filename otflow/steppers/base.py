@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from otflow.base.tangent import Tangent
 from otflow.fields import Carry, VelocityField
 from otflow.measures import Measure
-from otflow.tangent import Tangent
 
 
 class Memory(NamedTuple):

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from otflow.base.status import code
+from otflow.base.tangent import Tangent, leading
 from otflow.fields import Carry, VelocityField
 from otflow.measures import Measure
-from otflow.status import code
 from otflow.steppers.base import Memory, Step, Stepper, stage_time
-from otflow.tangent import Tangent, leading
 
 Row = tuple[float, ...]
 

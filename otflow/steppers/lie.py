@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.linalg import product
+from otflow.base.tangent import leading
 from otflow.fields import VelocityField
-from otflow.linalg import product
 from otflow.measures import Gaussian, Measure
 from otflow.steppers.base import Memory, Step, Stepper
-from otflow.tangent import leading
 
 
 class Lie(Stepper):

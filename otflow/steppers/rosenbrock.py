@@ -9,14 +9,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from otflow import checks
-from otflow.errors import DerivativeError
+from otflow.base import checks
+from otflow.base.errors import DerivativeError
+from otflow.base.tangent import Tangent
 from otflow.fields import VelocityField
 from otflow.measures import Measure
 from otflow.steppers.adaptive import Adaptive
 from otflow.steppers.base import Memory, Step, stage_time
 from otflow.steppers.explicit import Stages
-from otflow.tangent import Tangent
 
 # (I / (h gamma) - J) k_i = f(t + c_i h, x + sum_j a_ij k_j) + sum_j b_ij k_j / h + g_i h f_t
 GAMMA = 0.5

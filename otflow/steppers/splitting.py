@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
 from otflow.energies import Energy
 from otflow.fields import Carry, SteepestDescent, VelocityField
 from otflow.fields.base import SumField

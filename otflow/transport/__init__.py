@@ -1,18 +1,12 @@
 """Optimal transport: exact, entropic, between Gaussians, conditional on labels; and cheaper distances."""
 
-from otflow.transport.barycentre import bures_barycentre
-from otflow.transport.conditional import RelaxedConditional, conditional_wasserstein, relaxed_conditional
-from otflow.transport.costs import BilinearCost, Cost, PowerCost
-from otflow.transport.discrepancy import EnergyKernel, GaussianKernel, LaplaceKernel, mmd
-from otflow.transport.engines import POT, Engine, GeomLoss
-from otflow.transport.entropic import EntropicPlan, sinkhorn, sinkhorn_divergence
-from otflow.transport.entropic_bures import (
+from otflow.transport.bures.barycentre import bures_barycentre
+from otflow.transport.bures.entropic import (
     EntropicTransport,
     entropic_bures_wasserstein,
     gaussian_sinkhorn_divergence,
 )
-from otflow.transport.exact import solve, wasserstein
-from otflow.transport.gaussians import (
+from otflow.transport.bures.geometry import (
     AffineMap,
     bures,
     bures_exp,
@@ -21,10 +15,20 @@ from otflow.transport.gaussians import (
     bures_map,
     bures_wasserstein,
 )
-from otflow.transport.newton import NewtonSinkhorn
-from otflow.transport.plan import Plan
-from otflow.transport.sequences import positions, sequence_distance
-from otflow.transport.sliced import sliced_wasserstein
+from otflow.transport.discrepancy import EnergyKernel, GaussianKernel, LaplaceKernel, mmd
+from otflow.transport.entropic.costs import BilinearCost, Cost, PowerCost
+from otflow.transport.entropic.engines import POT, Engine, GeomLoss
+from otflow.transport.entropic.newton import NewtonSinkhorn
+from otflow.transport.entropic.sinkhorn import EntropicPlan, sinkhorn, sinkhorn_divergence
+from otflow.transport.exact.conditional import (
+    RelaxedConditional,
+    conditional_wasserstein,
+    relaxed_conditional,
+)
+from otflow.transport.exact.plans import Plan
+from otflow.transport.exact.sequences import positions, sequence_distance
+from otflow.transport.exact.sliced import sliced_wasserstein
+from otflow.transport.exact.wasserstein import solve, wasserstein
 
 __all__ = [
     "AffineMap",

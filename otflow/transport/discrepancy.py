@@ -11,12 +11,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from otflow import checks
-from otflow.errors import NotFiniteError
-from otflow.kernels import row_tiles
+from otflow.base import checks
+from otflow.base.errors import NotFiniteError
+from otflow.base.kernels import row_tiles
+from otflow.base.spaces import norm
 from otflow.measures import Measure
-from otflow.spaces import norm
-from otflow.transport.pairs import Pair, kinked, pair, root, streamed
+from otflow.transport.comparable import Pair, kinked, pair, root, streamed
 
 ROUNDINGS = 64  # a sum is known up to so many units of rounding of the sum of its absolute values
 

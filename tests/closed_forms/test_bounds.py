@@ -10,7 +10,7 @@ import torch
 from scipy.integrate import solve_ivp
 
 import otflow.closed_forms as cf
-from otflow.errors import InputError
+from otflow.base.errors import InputError
 
 TIMES = np.linspace(0, 1.5, 7)
 

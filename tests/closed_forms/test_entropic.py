@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import otflow.closed_forms as cf
-from otflow.errors import InputError
+from otflow.base.errors import InputError
 from otflow.measures import Gaussian
 from otflow.transport import bures, entropic_bures_wasserstein, gaussian_sinkhorn_divergence
 

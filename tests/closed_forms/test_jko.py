@@ -13,7 +13,7 @@ from scipy import integrate, linalg, optimize
 from torch.autograd import gradcheck
 
 import otflow.closed_forms as cf
-from otflow.errors import InputError
+from otflow.base.errors import InputError
 
 
 def spd(d: int, seed: int, low: float = 0.1) -> np.ndarray:

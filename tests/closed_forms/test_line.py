@@ -13,7 +13,7 @@ from mpmath import mp
 from scipy.integrate import solve_ivp
 
 import otflow.closed_forms as cf
-from otflow.errors import InputError
+from otflow.base.errors import InputError
 
 SIGNS = [1.0, -1.0]
 

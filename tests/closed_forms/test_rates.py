@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import otflow.closed_forms as cf
-from otflow.errors import InputError
+from otflow.base.errors import InputError
 
 Kernel = Callable[[np.ndarray, np.ndarray], np.ndarray]
 DIMENSIONS = [1, 2, 3, 6]

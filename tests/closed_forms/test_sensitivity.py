@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 import otflow.closed_forms as cf
+from otflow.base.errors import InputError
 from otflow.closed_forms.sensitivity import (
     l2_sensitivity,
     sinkhorn_sensitivity,
@@ -21,7 +22,6 @@ from otflow.closed_forms.sensitivity import (
     softmax_path_sensitivity,
     softmax_sensitivity,
 )
-from otflow.errors import InputError
 
 SINKHORN = math.sqrt(3 * math.sqrt(3) / (2 + math.sqrt(3)))
 Scalar = Callable[[float], float]

@@ -8,7 +8,7 @@ import torch
 from scipy.integrate import solve_ivp
 
 import otflow.closed_forms as cf
-from otflow.errors import InputError
+from otflow.base.errors import InputError
 
 SEEDS = [(d, seed) for d in (1, 2, 4, 6) for seed in (0, 1)]
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import otflow as of
-from otflow.transport import states
+from otflow.transport.entropic import scaling
 
 N, D = 4000, 16
 COSTS: dict[str, Any] = {
@@ -76,7 +76,7 @@ def entropic(cost: Any) -> dict[str, int]:
 
 def main() -> None:
     report: dict[str, Any] = {"refused": refusals(), "solve": exact(1200)}
-    states.ABSORB = 0  # kernels of this size would be held in memory otherwise
+    scaling.ABSORB = 0  # kernels of this size would be held in memory otherwise
     json.dump(report | {name: entropic(cost) for name, cost in COSTS.items()}, sys.stdout)
 
 

@@ -21,7 +21,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 import otflow as of
-from otflow import kernels, linalg, spaces
+from otflow.base import kernels, linalg, spaces
 from tests import dense, zoo
 from tests.corpus.refusals import refuses
 from tests.regimes import REGIMES, regime

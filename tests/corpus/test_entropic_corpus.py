@@ -20,7 +20,7 @@ from geomloss import SamplesLoss
 from torch import Tensor
 
 import otflow as of
-from otflow.transport.engines import Potential
+from otflow.transport.entropic.engines import ColumnPotential
 from tests.corpus.transports import (
     CLOUDS,
     ENGINES,
@@ -375,10 +375,10 @@ class Wrong(of.Engine):
     def __init__(self, value: float) -> None:
         self.value = value
 
-    def potential(self, kernel: Any, *, tol: float, max_iter: int, start: Tensor | None) -> Potential:
+    def potential(self, kernel: Any, *, tol: float, max_iter: int, start: Tensor | None) -> ColumnPotential:
         G = torch.full_like(kernel.logb, 0.0)
         G[..., 0] = self.value
-        return Potential(G, 1, torch.zeros(len(G), dtype=torch.bool))
+        return ColumnPotential(G, 1, torch.zeros(len(G), dtype=torch.bool))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, 5.0])

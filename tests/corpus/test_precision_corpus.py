@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 import otflow as of
-from otflow import kernels
-from otflow.transport import entropic, states
+from otflow.base import kernels
+from otflow.transport.entropic import scaling
+from otflow.transport.entropic import sinkhorn as entropic
 from tests.corpus.refusals import defect, refuses
 from tests.corpus.transports import (
     CLOUDS,
@@ -187,7 +188,7 @@ def test_27_every_cost_is_streamed_also_for_its_gradient(name: str, monkeypatch:
     # Elsewhere: costs other than the squared distance ignored the size of a batch.
     n, tile = 600, 2**15
     for module, limit, value in (
-        (states, "ABSORB", 0),
+        (scaling, "ABSORB", 0),
         (entropic, "DIFFERENCES", 0),
         (kernels, "DENSE", 0),
         (kernels, "TILE", tile),

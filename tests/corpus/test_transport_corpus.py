@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 import otflow as of
-from otflow.transport import entropic, exact, simplex
+from otflow.transport.entropic import sinkhorn as entropic
+from otflow.transport.exact import network_simplex, wasserstein
+from otflow.transport.exact import wasserstein as exact
 from tests.corpus.refusals import defect, refuses
 from tests.corpus.transports import (
     CLOUDS,
@@ -345,8 +347,8 @@ def test_08_a_limit_on_pivots_never_gives_a_wrong_number(monkeypatch: pytest.Mon
     mu, nu = (of.Particles(x) for x in normal(2, 60, 2))
     truth = of.wasserstein(mu, nu).item()
     for pivots in (0.01, 0.1, 0.5, 2):  # per atom; POT: 0.04 instead of 18.4, and a warning
-        monkeypatch.setattr(simplex, "PIVOTS", pivots)
-        monkeypatch.setattr(simplex, "_emd", whole_pivots(simplex._emd))
+        monkeypatch.setattr(network_simplex, "PIVOTS", pivots)
+        monkeypatch.setattr(network_simplex, "_emd", whole_pivots(network_simplex._emd))
         plan = of.solve(mu, nu, on_failure="return")
         assert plan.status != "ok" or plan.distance.item() == pytest.approx(truth, rel=1e-9)
         if pivots == 0.01:
@@ -408,7 +410,9 @@ def test_09_fifty_thousand_atoms_are_refused_before_anything_is_allocated(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exact, "_memory", lambda: 16 * 2**30)  # POT: the process was aborted
-    monkeypatch.setattr(simplex, "has_sparse", lambda: False)  # as with versions that want the whole matrix
+    monkeypatch.setattr(
+        network_simplex, "has_sparse", lambda: False
+    )  # as with versions that want the whole matrix
     mu, nu = (of.Particles(x, label=np.zeros(MANY)) for x in normal(2, MANY, 2))
     with Watch() as watch:
         refuses(lambda: LARGE[name](mu, nu), "50000", "G", "use")
@@ -425,7 +429,7 @@ def test_09_fifty_thousand_atoms_on_the_line_need_no_matrix() -> None:
 @pytest.mark.slow
 def test_09_the_estimate_of_memory_is_not_too_small(without_assertions: dict[str, Any]) -> None:
     n, peak = (without_assertions["solve"][key] for key in ("n", "peak"))
-    assert 24 * n**2 < peak < exact.BYTES * n**2 + 2**24
+    assert 24 * n**2 < peak < wasserstein.BYTES * n**2 + 2**24
 
 
 # --- 14-16: covariances --------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from scipy.integrate import quad
 from scipy.special import k0
 
 import otflow as of
-from otflow.energies.kernel_energies import ExponentialInteraction, SigmoidInteraction
+from otflow.energies.kernel_interactions import ExponentialInteraction, SigmoidInteraction
 from tests import zoo
 from tests.samples import Largest, normal, slope, unit
 
@@ -124,8 +124,8 @@ def test_streams_equal_dense_sums_and_autograd(kind: Any, monkeypatch: pytest.Mo
     x = mu.coords[0].clone().requires_grad_()
     value = F(mu.at([x]))
     (expected,) = torch.autograd.grad(value.sum(), x)
-    monkeypatch.setattr("otflow.kernels.DENSE", 0)
-    monkeypatch.setattr("otflow.kernels.TILE", 1)
+    monkeypatch.setattr("otflow.base.kernels.DENSE", 0)
+    monkeypatch.setattr("otflow.base.kernels.TILE", 1)
     torch.testing.assert_close(F(mu), value.detach(), rtol=1e-13, atol=0)
     torch.testing.assert_close(F.differential(mu)[0], expected, rtol=1e-12, atol=1e-14)
     (streamed,) = torch.autograd.grad(F(mu.at([x])).sum(), x)
@@ -135,7 +135,7 @@ def test_streams_equal_dense_sums_and_autograd(kind: Any, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_array_is_larger_than_the_cloud_or_a_tile(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     n, mu, F = 3000, of.Particles(normal(3000, 2)), kind(0.3 * np.eye(2))
-    monkeypatch.setattr("otflow.kernels.TILE", 4 * n)
+    monkeypatch.setattr("otflow.base.kernels.TILE", 4 * n)
     with Largest() as mode:
         F(mu)
         F.differential(mu)

@@ -363,12 +363,12 @@ def test_the_streamed_differential_equals_autograd(name: str, monkeypatch: pytes
     F = MMD(target, KERNELS[name][0])
     x = mu.coords[0].clone().requires_grad_()
     (expected,) = torch.autograd.grad(F(mu.at([x])).sum(), x)
-    monkeypatch.setattr("otflow.kernels.TILE", 1)
+    monkeypatch.setattr("otflow.base.kernels.TILE", 1)
     torch.testing.assert_close(F.differential(mu)[0], expected, rtol=1e-10, atol=1e-13)
 
 
 def test_tiles_can_be_differentiated_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("otflow.kernels.TILE", 1)
+    monkeypatch.setattr("otflow.base.kernels.TILE", 1)
     x, y = (torch.tensor(normal(3, 2, seed=s), requires_grad=True) for s in (1, 2))
     kernel = GaussianKernel(1.3)
     assert torch.autograd.gradcheck(
@@ -379,7 +379,7 @@ def test_tiles_can_be_differentiated_again(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("name", KERNELS)
 def test_no_array_is_larger_than_the_clouds_or_a_tile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     n, mu, target = 1000, cloud(1, 1000, 2), cloud(2, 1000, 2)
-    monkeypatch.setattr("otflow.kernels.TILE", 16 * n)
+    monkeypatch.setattr("otflow.base.kernels.TILE", 16 * n)
     with Largest() as mode:
         MMD(target, KERNELS[name][0]).differential(mu)
     assert mode.size <= 16 * n

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import otflow as of
-from otflow.errors import StepError
+from otflow.base.errors import StepError
 from tests import zoo
 from tests.samples import ENERGIES, MEASURES, centres, double_well, hill, random_tangent
 

@@ -48,7 +48,7 @@ def test_the_streamed_differential_equals_autograd(energy: str, monkeypatch: pyt
     mu, F = MEASURES["batched"](), ENERGIES[energy]()
     x = mu.coords[0].clone().requires_grad_()
     (expected,) = torch.autograd.grad(F(mu.at([x])).sum(), x)
-    monkeypatch.setattr("otflow.kernels.TILE", 1)
+    monkeypatch.setattr("otflow.base.kernels.TILE", 1)
     torch.testing.assert_close(F.differential(mu)[0], expected)
     torch.testing.assert_close(F(mu), F(mu.at([x])).detach())
 

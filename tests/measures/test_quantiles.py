@@ -13,9 +13,9 @@ from scipy import integrate, interpolate, stats
 from torch import Tensor
 
 import otflow as of
-from otflow.energies import on_line
+from otflow.base.errors import DerivativeError, InputError, StepError
+from otflow.energies import quantiles
 from otflow.energies.internal import DensityBound, Entropy, Internal, PorousMedium
-from otflow.errors import DerivativeError, InputError, StepError
 from otflow.measures.quantiles import Quantiles, Tridiagonal, graded_levels, richardson
 from tests.samples import slope
 
@@ -311,9 +311,9 @@ class Spread(of.Energy):
 
 @pytest.mark.parametrize("name", [*ENERGIES, "own"])
 def test_curvature_is_the_hessian(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("otflow.kernels.TILE", 100)  # several tiles
+    monkeypatch.setattr("otflow.base.kernels.TILE", 100)  # several tiles
     mu, F = sample(2), ENERGIES.get(name, Spread())
-    found = on_line.curvature(F, mu)
+    found = quantiles.curvature(F, mu)
     found = found.dense() if isinstance(found, Tridiagonal) else found
     for member in range(2):
         one = mu[member]

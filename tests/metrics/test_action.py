@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 import otflow as of
-from otflow.errors import InputError
+from otflow.base.errors import InputError
 from otflow.metrics import Partition, Twisted, Wasserstein, path_action
 
 M = np.array([[2.0, 0.3], [0.3, 1.0]])

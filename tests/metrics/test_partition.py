@@ -11,7 +11,7 @@ import torch
 from torch.autograd import gradcheck
 
 import otflow as of
-from otflow.errors import InputError, NotFiniteError
+from otflow.base.errors import InputError, NotFiniteError
 from otflow.metrics import Partition, Twisted
 
 

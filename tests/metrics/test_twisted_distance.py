@@ -14,9 +14,9 @@ from scipy import integrate, linalg
 from torch import Tensor
 
 import otflow as of
-from otflow.errors import ConvergenceError, InputError
+from otflow.base.errors import ConvergenceError, InputError
 from otflow.metrics import Partition, Twisted, distance, path_action, twisted_wasserstein
-from otflow.metrics.bounds import Distances, ball_factor, log_growth, lower_bound
+from otflow.metrics.bounds import GroundDistances, ball_factor, log_growth, lower_bound
 from otflow.transport import conditional_wasserstein, wasserstein
 
 M = np.array([[2.0, 0.3], [0.3, 1.0]])
@@ -231,7 +231,7 @@ def test_the_mean_inverse_weight_in_a_ball_is_at_most_what_the_bound_uses(
 def test_the_lower_bound_itself_is_below_the_length_of_every_path_found(scale: float, sign: int) -> None:
     """Before it is cut at the upper bound, for six random pairs at once."""
     mu, nu = (of.Particles(scale * normal(6, 3, 2, seed=seed)) for seed in (4, 5))
-    w = Distances(wasserstein(mu, nu, p=1), wasserstein(mu, nu))
+    w = GroundDistances(wasserstein(mu, nu, p=1), wasserstein(mu, nu))
     weight = Partition(sign * np.eye(2))
     bound = lower_bound(weight, Twisted(weight), mu, nu, w)
     way = twisted_wasserstein(mu, nu, Twisted(weight), levels=1, tol=1e-6)

@@ -13,12 +13,12 @@ from scipy.linalg import expm
 from torch import Tensor
 
 import otflow as of
-from otflow.stability.families import perturbations
+from otflow.stability.adversary import adversary, dual
+from otflow.stability.coupled import coupled
+from otflow.stability.perturbations import perturbations
 from otflow.stability.propagator import Propagator
-from otflow.stability.runs import coupled
-from otflow.stability.worst import adversary, dual
-from otflow.transport.conditional import conditional_wasserstein
-from otflow.transport.pairs import power_mean
+from otflow.transport.comparable import power_mean
+from otflow.transport.exact.conditional import conditional_wasserstein
 from tests.samples import DECAY, Given, Linear, normal, unit
 
 M = np.array([[0.3, 1.0], [-0.4, -0.6]])

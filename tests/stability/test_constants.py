@@ -13,8 +13,8 @@ from torch.nn import functional
 
 import otflow as of
 from otflow.fields.base import VelocityField
-from otflow.stability.balls import ZERO, Constants, constants, hardy_factor
-from otflow.stability.moments import Moment, Radius, log_radius, moment
+from otflow.stability.bounds.constants import ZERO, Constants, constants, hardy_factor
+from otflow.stability.bounds.time_and_radius import Moment, Radius, log_radius, moment
 
 
 def t(x: Any) -> Tensor:

@@ -12,7 +12,7 @@ from scipy.linalg import expm
 from scipy.optimize import linear_sum_assignment
 
 import otflow as of
-from otflow.stability.runs import coupled
+from otflow.stability.coupled import coupled
 from tests.samples import DECAY, Given, Linear, normal
 
 RUN: dict[str, Any] = {"t1": 1.0, "dt": 0.25}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import otflow as of
-from otflow.experiments.stability_cases import FIELDS, cloud
+from otflow.papers.stability_estimate.random_fields import FIELDS, cloud
 
 MANY = 500
 MILD = {"Sinkhorn": 0.6, "unnormalised": 0.75}  # a-priori constants without large exponentials

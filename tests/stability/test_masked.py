@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import otflow as of
-from otflow.transport.sequences import positions, sequence_distance
+from otflow.transport.exact.sequences import positions, sequence_distance
 
 Array = np.ndarray
 RNG = np.random.default_rng(0)

@@ -14,8 +14,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 import otflow as of
-from otflow.stability.families import apart, perturbations, scaled
-from otflow.transport.conditional import conditional_wasserstein
+from otflow.stability.perturbations import apart, perturbations, scaled
+from otflow.transport.exact.conditional import conditional_wasserstein
 from tests.samples import normal, unit
 
 ALL = {"random", "token", "outwards", "translation", "dilation", "rotation"}

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import otflow as of
-from otflow.experiments.stability_cases import FIELDS, cloud
-from otflow.stability.rates import rates
+from otflow.papers.stability_estimate.random_fields import FIELDS, cloud
+from otflow.stability.bounds.rates import rates
 
 T = torch.tensor(0.3, dtype=torch.float64)
 
@@ -109,7 +109,7 @@ def test_tiles_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     field, mu = FIELDS["masked L2"]((), 3, rng), cloud((), 40, 3, rng, labelled=True, weighted=True)
     rho = torch.tensor(0.02).double()
     whole = rates(field, mu, T, rho, 3.0)
-    monkeypatch.setattr("otflow.kernels.TILE", 200)
+    monkeypatch.setattr("otflow.base.kernels.TILE", 200)
     torch.testing.assert_close(rates(field, mu, T, rho, 3.0), whole, rtol=1e-12, atol=0)
 
 

@@ -12,8 +12,8 @@ import torch
 from scipy.linalg import expm
 
 import otflow as of
-from otflow.errors import ConvergenceError, InputError, NotFiniteError
-from otflow.stability.local import local_constant
+from otflow.base.errors import ConvergenceError, InputError, NotFiniteError
+from otflow.stability.local_constant import local_constant
 from otflow.stability.smoothness import (
     adversarial_tokens,
     ball_bound,
@@ -268,7 +268,7 @@ def test_the_constant_carries_no_graph() -> None:
 @pytest.mark.parametrize("kind", [of.SoftmaxAttention, of.SigmoidAttention])
 def test_no_array_is_larger_than_the_basis_or_a_tile(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     n, mu, field = 3000, of.Particles(normal(3000, 2)), kind(*(a[:2, :2] for a in (Q, K, V)))
-    monkeypatch.setattr("otflow.kernels.TILE", 20 * n)
+    monkeypatch.setattr("otflow.base.kernels.TILE", 20 * n)
     with Largest() as mode:
         local_constant(field, mu, max_iter=2, on_failure="return")
         data_bound(of.SoftmaxAttention(Q[:2, :2], K[:2, :2], V[:2, :2]), mu)

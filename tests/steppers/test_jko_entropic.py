@@ -15,8 +15,8 @@ from torch import Tensor
 
 import otflow as of
 from otflow.energies.internal import DensityBound, Entropy, Internal, PorousMedium
-from otflow.steppers.jko.entropic import EntropicJKO, Factor, Kernel, log_apply
-from otflow.steppers.jko.prox import Split, log_omega, of_mass_one, split
+from otflow.steppers.jko.grid.entropic import EntropicJKO, Factor, HeatKernel, log_apply
+from otflow.steppers.jko.grid.prox import Split, log_omega, of_mass_one, split
 
 BOWL = of.Potential(lambda x: 4 * (x - 0.6).square().sum(-1))
 SPRINGS = of.Interaction(lambda x, y: (x - y).square().sum(-1))
@@ -116,7 +116,7 @@ def test_the_kernel_is_summed_to_rounding_over_any_range(eps: float) -> None:
     """At eps = 1e-6 of the box the logarithms reach -5e5; products of exponentials would all be 0."""
     rng = np.random.default_rng(1)
     mu = of.Grid(np.ones((2, 20, 30)), [centres(20), centres(30)])
-    kernel = Kernel.gibbs(mu, eps)
+    kernel = HeatKernel.gibbs(mu, eps)
     m = torch.from_numpy(rng.standard_normal((2, 20, 30))) * 0.3 / eps
     m[0, :7], m[1, :, 4] = -math.inf, -math.inf
     x = mu.nodes()[0][0]

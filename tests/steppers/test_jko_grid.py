@@ -14,17 +14,17 @@ from scipy.optimize import brentq, isotonic_regression
 from scipy.special import ndtr
 
 import otflow as of
+from otflow.base.errors import DerivativeError, InputError
+from otflow.base.status import code
 from otflow.energies.internal import DensityBound, Entropy, PorousMedium
-from otflow.errors import DerivativeError, InputError
 from otflow.measures import Grid
-from otflow.status import code
-from otflow.steppers.jko import grid as solver
-from otflow.steppers.jko import multigrid
-from otflow.steppers.jko.base import Move, Problem, minimise
-from otflow.steppers.jko.grid_dual import Dual, particles
-from otflow.steppers.jko.grid_line import LineDual
-from otflow.steppers.jko.grid_terms import split
-from otflow.steppers.jko.spline import Stencil, coefficients
+from otflow.steppers.jko.base import Move, MovementProblem, minimise
+from otflow.steppers.jko.grid import exact as solver
+from otflow.steppers.jko.grid import multigrid
+from otflow.steppers.jko.grid.dual import Dual, particles
+from otflow.steppers.jko.grid.energy_terms import split
+from otflow.steppers.jko.grid.line import LineDual
+from otflow.steppers.jko.grid.spline import Stencil, coefficients
 
 W2 = of.Wasserstein()
 BOWL = of.Potential(lambda x: x.square().sum(-1) / 2)
@@ -41,7 +41,7 @@ def grid(density, *axes):
 
 
 def step(mu, energy, tau, start=None, **options):
-    return minimise(mu, Problem(energy, W2, tau, **options), start)
+    return minimise(mu, MovementProblem(energy, W2, tau, **options), start)
 
 
 def run(mu, energy, tau, steps, **options):
@@ -292,7 +292,7 @@ def bump(D=1):
 )
 def test_problems_out_of_reach_are_refused_with_a_remedy(mu, energy, metric, words):
     with pytest.raises(InputError, match=words):
-        minimise(mu, Problem(energy, metric, 0.1))
+        minimise(mu, MovementProblem(energy, metric, 0.1))
 
 
 def test_terms_that_are_not_supported_are_named():
@@ -404,14 +404,14 @@ def test_a_step_from_a_density_that_jumps_is_taken_with_less_blur_than_a_cell(en
 
 
 def test_the_stand_in_for_a_stalled_step_agrees_with_the_exact_one_where_both_exist() -> None:
-    from otflow.steppers.jko.base import Problem
-    from otflow.steppers.jko.grid_start import replacement
+    from otflow.steppers.jko.base import MovementProblem
+    from otflow.steppers.jko.grid.blurred import replacement
 
     x = (np.arange(64) + 0.5) / 64 - 0.5
     rho = np.exp(-(x[:, None] ** 2 + x**2) / 0.02)
     mu = of.Grid(rho / (rho.sum() / 64**2), [x, x])
     exact = of.jko_step(mu, of.Entropy(), 2e-3)
-    other = replacement(mu, Problem(of.Entropy(), of.Wasserstein(), 2e-3))
+    other = replacement(mu, MovementProblem(of.Entropy(), of.Wasserstein(), 2e-3))
     assert other is not None
     assert float(exact.blur) == 0
     assert float((exact.mu.density - other.mu.density).abs().sum()) * mu.cell < 2e-3

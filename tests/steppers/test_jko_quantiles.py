@@ -12,13 +12,13 @@ import torch
 from scipy import integrate, optimize, special, stats
 
 import otflow as of
+from otflow.base.errors import InputError
+from otflow.base.status import code
+from otflow.base.tangent import Tangent
 from otflow.energies.internal import DensityBound, Entropy, PorousMedium
-from otflow.errors import InputError
 from otflow.measures.quantiles import Quantiles, richardson
-from otflow.status import code
 from otflow.steppers.jko import quantiles as solver
-from otflow.steppers.jko.base import Move, Problem, minimise
-from otflow.tangent import Tangent
+from otflow.steppers.jko.base import Move, MovementProblem, minimise
 from tests.samples import slope
 
 Function = Callable[[Any], Any]
@@ -36,7 +36,7 @@ def small(*batch: int, seed: int = 0) -> Quantiles:
 
 
 def jko(mu: Quantiles, energy: of.Energy, tau: float, start: Any = None, **options: Any) -> Move:
-    return minimise(mu, Problem(energy, of.Wasserstein(), tau, **options), start)
+    return minimise(mu, MovementProblem(energy, of.Wasserstein(), tau, **options), start)
 
 
 def run(mu: Quantiles, energy: of.Energy, tau: float, steps: int) -> Quantiles:
@@ -348,7 +348,7 @@ def test_a_step_has_derivatives_in_the_energy() -> None:
 def test_what_cannot_be_solved_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     mu = small()
     with pytest.raises(InputError, match="Wasserstein"):
-        minimise(mu, Problem(Entropy(), of.Twisted(), 0.1))
+        minimise(mu, MovementProblem(Entropy(), of.Twisted(), 0.1))
     with pytest.raises(InputError, match="positive factor"):
         jko(mu, Entropy() - DensityBound(1.0), 0.1)
     monkeypatch.setattr(solver, "DENSE", 3)

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 import otflow as of
-from otflow.errors import ConvergenceError, DerivativeError, InputError
-from otflow.tangent import Tangent
-from otflow.transport.barycentre import bures_barycentre
-from otflow.transport.gaussians import (
+from otflow.base.errors import ConvergenceError, DerivativeError, InputError
+from otflow.base.tangent import Tangent
+from otflow.transport.bures.barycentre import bures_barycentre
+from otflow.transport.bures.geometry import (
     AffineMap,
     bures,
     bures_exp,

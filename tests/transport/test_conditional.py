@@ -14,10 +14,10 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 import otflow as of
-from otflow.transport import simplex
-from otflow.transport.conditional import conditional_wasserstein, relaxed_conditional
-from otflow.transport.exact import wasserstein
-from otflow.transport.sliced import sliced_wasserstein
+from otflow.transport.exact import network_simplex
+from otflow.transport.exact.conditional import conditional_wasserstein, relaxed_conditional
+from otflow.transport.exact.sliced import sliced_wasserstein
+from otflow.transport.exact.wasserstein import wasserstein
 
 Array = np.ndarray
 SEEDS = st.integers(0, 10**6)
@@ -352,7 +352,7 @@ def test_plans_that_are_not_certified_are_reported_with_their_values(monkeypatch
     mu, nu = cloud(25), cloud(26)
     good = relaxed_conditional(mu, nu, [0.1, 1.0])
     d = conditional_wasserstein(mu, nu).item()
-    monkeypatch.setattr(simplex, "TOL", -1.0)  # nothing is good enough
+    monkeypatch.setattr(network_simplex, "TOL", -1.0)  # nothing is good enough
     with pytest.raises(of.ConvergenceError, match="certified") as caught:
         conditional_wasserstein(mu, nu)
     assert caught.value.result.item() == pytest.approx(d, rel=1e-9)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 import otflow as of
-from otflow.transport import engines, laplacian
-from otflow.transport.costs import BilinearCost, PowerCost
-from otflow.transport.engines import POT, Engine, GeomLoss, Potential, scale
-from otflow.transport.entropic import EntropicPlan, sinkhorn, sinkhorn_divergence
-from otflow.transport.newton import NewtonSinkhorn
-from otflow.transport.scores import Bilinear
-from otflow.transport.states import Kernel
+from otflow.transport.entropic import engines, laplacian
+from otflow.transport.entropic.costs import BilinearCost, PowerCost
+from otflow.transport.entropic.engines import POT, ColumnPotential, Engine, GeomLoss, scale
+from otflow.transport.entropic.log_kernel import Bilinear
+from otflow.transport.entropic.newton import NewtonSinkhorn
+from otflow.transport.entropic.scaling import AbsorbedKernel
+from otflow.transport.entropic.sinkhorn import EntropicPlan, sinkhorn, sinkhorn_divergence
 from tests import zoo
 from tests.regimes import REGIMES, regime
 
@@ -144,17 +144,19 @@ def test_no_engine_claims_more_than_the_matrix_shows(eps: float, engine: Engine)
 class Liar(Engine):
     """Returns whatever it likes and says that all went well."""
 
-    lie: Callable[[Kernel], Tensor]
+    lie: Callable[[AbsorbedKernel], Tensor]
 
-    def potential(self, kernel: Kernel, *, tol: float, max_iter: int, start: Tensor | None) -> Potential:
-        return Potential(self.lie(kernel), 1, torch.zeros(kernel.scores.shape[0], dtype=torch.bool))
+    def potential(
+        self, kernel: AbsorbedKernel, *, tol: float, max_iter: int, start: Tensor | None
+    ) -> ColumnPotential:
+        return ColumnPotential(self.lie(kernel), 1, torch.zeros(kernel.scores.shape[0], dtype=torch.bool))
 
 
-def noise(kernel: Kernel) -> Tensor:
+def noise(kernel: AbsorbedKernel) -> Tensor:
     return torch.randn(kernel.logb.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-LIES: dict[str, Callable[[Kernel], Tensor]] = {
+LIES: dict[str, Callable[[AbsorbedKernel], Tensor]] = {
     "zeros": lambda kernel: torch.zeros_like(kernel.logb),
     "noise": noise,
     "large noise": lambda kernel: 1e5 * noise(kernel),
@@ -190,7 +192,7 @@ def test_one_lie_in_a_batch_is_found_where_it_is() -> None:
     mu, nu = cloud(1, 5, 3), cloud(2, 6)
     right = sinkhorn(mu, nu, 0.5)
 
-    def lie(kernel: Kernel) -> Tensor:
+    def lie(kernel: AbsorbedKernel) -> Tensor:
         G = NewtonSinkhorn().potential(kernel, tol=1e-9, max_iter=1000, start=None).G.clone()
         G[1, 0] += 1e-3
         return G
@@ -206,7 +208,7 @@ def test_one_lie_in_a_batch_is_found_where_it_is() -> None:
 def test_a_constant_in_the_potential_has_no_meaning() -> None:
     mu, nu = cloud(1, 9), cloud(2, 14)
 
-    def shifted(kernel: Kernel) -> Tensor:
+    def shifted(kernel: AbsorbedKernel) -> Tensor:
         return NewtonSinkhorn().potential(kernel, tol=1e-9, max_iter=1000, start=None).G + 1234.5
 
     plan, right = sinkhorn(mu, nu, 0.5, engine=Liar(shifted)), sinkhorn(mu, nu, 0.5)
@@ -249,7 +251,7 @@ def test_engines_look_at_no_gradient(engine: Engine) -> None:
     q = torch.randn(1, 4, 2, dtype=torch.float64, requires_grad=True)
     logw = torch.full((1, 4), 0.25, dtype=torch.float64).log()
     with torch.no_grad():
-        s = scale(Kernel(Bilinear(q, q), logw, logw), engine, tol=1e-9, max_iter=10_000)
+        s = scale(AbsorbedKernel(Bilinear(q, q), logw, logw), engine, tol=1e-9, max_iter=10_000)
     assert bool(s.converged.all())
     assert not s.G.requires_grad
 

@@ -25,9 +25,10 @@ from scipy.stats import ortho_group
 from torch import Tensor
 
 import otflow as of
-from otflow.transport import entropic, laplacian
-from otflow.transport.costs import BilinearCost, PowerCost
-from otflow.transport.entropic import EntropicPlan, sinkhorn, sinkhorn_divergence
+from otflow.transport.entropic import laplacian
+from otflow.transport.entropic import sinkhorn as entropic
+from otflow.transport.entropic.costs import BilinearCost, PowerCost
+from otflow.transport.entropic.sinkhorn import EntropicPlan, sinkhorn, sinkhorn_divergence
 from tests.regimes import regime
 from tests.samples import Array, centres, unit
 

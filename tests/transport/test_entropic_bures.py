@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import otflow as of
-from otflow.errors import DerivativeError, InputError
-from otflow.transport.entropic_bures import entropic_bures_wasserstein, gaussian_sinkhorn_divergence
-from otflow.transport.gaussians import bures_map, bures_wasserstein
+from otflow.base.errors import DerivativeError, InputError
+from otflow.transport.bures.entropic import entropic_bures_wasserstein, gaussian_sinkhorn_divergence
+from otflow.transport.bures.geometry import bures_map, bures_wasserstein
 from tests.samples import normal
 
 Array = np.ndarray

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import otflow as of
-from otflow.transport import entropic
-from otflow.transport.costs import BilinearCost, PowerCost
-from otflow.transport.entropic import sinkhorn, sinkhorn_divergence
+from otflow.transport.entropic import sinkhorn as entropic
+from otflow.transport.entropic.costs import BilinearCost, PowerCost
+from otflow.transport.entropic.sinkhorn import sinkhorn, sinkhorn_divergence
 from tests.regimes import regime
 
 A = [[0.5, 1.0], [-0.3, 0.2]]

@@ -14,9 +14,10 @@ from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist
 
 import otflow as of
-from otflow.transport import exact, simplex
-from otflow.transport.exact import solve, wasserstein
-from otflow.transport.plan import Plan
+from otflow.transport.exact import network_simplex
+from otflow.transport.exact import wasserstein as exact
+from otflow.transport.exact.plans import Plan
+from otflow.transport.exact.wasserstein import solve, wasserstein
 
 Array = np.ndarray
 
@@ -360,7 +361,7 @@ def test_atoms_without_mass_have_average_zero() -> None:
 
 def test_a_dense_plan_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = solve(of.Particles(np.zeros((5, 1))), of.Particles(np.zeros((4, 1))))
-    monkeypatch.setattr("otflow.transport.plan.LARGEST", 19)
+    monkeypatch.setattr("otflow.transport.exact.plans.LARGEST", 19)
     with pytest.raises(of.InputError, match="use rows, cols and mass"):
         plan.matrix()
 
@@ -376,7 +377,7 @@ def test_a_plan_says_what_it_is() -> None:
 def test_too_few_pivots_are_a_failure_and_not_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(12)
     mu, nu = of.Particles(rng.random((50, 2))), of.Particles(rng.random((50, 2)))
-    monkeypatch.setattr(simplex, "PIVOTS", 1)
+    monkeypatch.setattr(network_simplex, "PIVOTS", 1)
     with pytest.raises(of.ConvergenceError, match="not certified") as caught:
         solve(mu, nu)
     assert isinstance(caught.value.result, Plan)
@@ -388,9 +389,9 @@ def test_too_few_pivots_are_a_failure_and_not_a_value(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("blunder", ["plan", "mass", "potentials"])
 def test_a_solver_that_lies_is_not_believed(monkeypatch: pytest.MonkeyPatch, blunder: str) -> None:
-    honest = simplex._emd
+    honest = network_simplex._emd
 
-    def liar(problem: simplex.Problem, c: Any) -> tuple[Any, Array, Array, int]:
+    def liar(problem: network_simplex.SimplexProblem, c: Any) -> tuple[Any, Array, Array, int]:
         plan, f, g, code = honest(problem, c)
         if blunder == "plan":
             plan = plan[[1, 0, *range(2, len(plan))]]
@@ -398,8 +399,8 @@ def test_a_solver_that_lies_is_not_believed(monkeypatch: pytest.MonkeyPatch, blu
             plan = plan * np.where(np.arange(len(plan)) == 0, 1 - 1e-8, 1)[:, None]
         return plan, f + 1e-3 * np.arange(len(f)) if blunder == "potentials" else f, g, code
 
-    monkeypatch.setattr(simplex, "_emd", liar)
-    monkeypatch.setattr(simplex, "_along_tree", lambda edges, near, c: edges.f)
+    monkeypatch.setattr(network_simplex, "_emd", liar)
+    monkeypatch.setattr(network_simplex, "_along_tree", lambda edges, near, c: edges.f)
     rng = np.random.default_rng(13)
     mu, nu = of.Particles(rng.random((2, 20, 2))), of.Particles(rng.random((20, 2)))
     plan = solve(mu, nu, on_failure="return")
@@ -409,15 +410,15 @@ def test_a_solver_that_lies_is_not_believed(monkeypatch: pytest.MonkeyPatch, blu
 
 
 def test_poor_potentials_are_repaired_along_the_tree_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = simplex._emd
+    honest = network_simplex._emd
     noise = np.random.default_rng(0)
 
-    def noisy(problem: simplex.Problem, c: Any) -> tuple[Any, Array, Array, int]:
+    def noisy(problem: network_simplex.SimplexProblem, c: Any) -> tuple[Any, Array, Array, int]:
         plan, f, g, code = honest(problem, c)
         return plan, f + 1e-7 * noise.standard_normal(len(f)), g, code
 
-    monkeypatch.setattr(simplex, "_emd", noisy)
-    monkeypatch.setattr(simplex, "LEVELS", 1)
+    monkeypatch.setattr(network_simplex, "_emd", noisy)
+    monkeypatch.setattr(network_simplex, "LEVELS", 1)
     rng = np.random.default_rng(14)
     w = rng.random(40)
     mu, nu = of.Particles(rng.random((40, 2)), w=w / w.sum()), of.Particles(rng.random((33, 2)))
@@ -432,7 +433,7 @@ def test_problems_that_do_not_fit_into_memory_are_refused_before_they_start(
     monkeypatch: pytest.MonkeyPatch, has_sparse: bool, need: str
 ) -> None:
     monkeypatch.setattr(exact, "_memory", lambda: 2**30)
-    monkeypatch.setattr(simplex, "has_sparse", lambda: has_sparse)
+    monkeypatch.setattr(network_simplex, "has_sparse", lambda: has_sparse)
     mu = of.Particles(np.zeros((50_000, 2), np.float32))
     with pytest.raises(of.InputError, match=need):
         solve(mu, mu)
@@ -503,8 +504,8 @@ def test_a_warm_start_changes_the_time_and_not_the_answer(
     before, after, nu = moving(400, 2, step, weighted=weighted)
     start, cold = solve(before, nu), solve(after, nu)
     dense = []
-    honest = simplex._dense
-    monkeypatch.setattr(simplex, "_dense", lambda *args: dense.append(1) or honest(*args))
+    honest = network_simplex._dense
+    monkeypatch.setattr(network_simplex, "_dense", lambda *args: dense.append(1) or honest(*args))
     warm = solve(after, nu, start=start)
     check(warm, after, nu)
     assert warm.value.item() == pytest.approx(cold.value.item(), rel=1e-9)
@@ -515,13 +516,13 @@ def test_a_warm_start_changes_the_time_and_not_the_answer(
 def test_a_plan_that_is_still_optimal_is_returned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     mu, _, nu = moving(400, 2, 0.0)
     start = solve(mu, nu)
-    monkeypatch.setattr(simplex, "_emd", None)
+    monkeypatch.setattr(network_simplex, "_emd", None)
     assert solve(mu, nu, start=start).value.item() == start.value.item()
 
 
 def test_without_sparse_costs_in_pot_a_warm_start_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     before, after, nu = moving(400, 5, 1e-3)
-    monkeypatch.setattr(simplex, "has_sparse", lambda: False)
+    monkeypatch.setattr(network_simplex, "has_sparse", lambda: False)
     warm = solve(after, nu, start=solve(before, nu))
     assert warm.value.item() == solve(after, nu).value.item()
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import otflow as of
-from otflow.transport import laplacian, states
+from otflow.transport.entropic import laplacian, scaling
 
 
 def plan(seed: int, n: int, m: int, sharp: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,7 +86,7 @@ def test_sharp_problems_converge_through_the_sparse_system(
 
 
 def test_without_any_direct_step_the_status_is_honest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "ABSORB", 0)
+    monkeypatch.setattr(scaling, "ABSORB", 0)
     generator = torch.Generator().manual_seed(6)
     x, y = torch.randn(2, 60, 4, generator=generator, dtype=torch.float64)
     soft = of.sinkhorn(of.Particles(x), of.Particles(y), 1e-3, max_iter=300, on_failure="return")

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from mpmath import mp
 
 import otflow as of
-from otflow.transport import simplex
-from otflow.transport.exact import solve, wasserstein
-from otflow.transport.plan import Plan
+from otflow.transport.exact import network_simplex
+from otflow.transport.exact.plans import Plan
+from otflow.transport.exact.wasserstein import solve, wasserstein
 
 Array = np.ndarray
 
@@ -181,7 +181,7 @@ def test_a_broken_coupling_is_not_certified(monkeypatch: pytest.MonkeyPatch) -> 
     rng = np.random.default_rng(9)
     mu, nu = measures(rng.standard_normal(9), rng.standard_normal(9))
     monkeypatch.setattr(
-        "otflow.transport.line._cost", lambda z, unit, p: (z / unit) ** 2 + z / unit + 1e-3 * z**4
+        "otflow.transport.exact.line._cost", lambda z, unit, p: (z / unit) ** 2 + z / unit + 1e-3 * z**4
     )
     assert solve(mu, nu, on_failure="return").status == "uncertified"
 
@@ -191,7 +191,7 @@ def test_the_simplex_agrees_with_sorting(monkeypatch: pytest.MonkeyPatch) -> Non
     x, y, a = rng.standard_normal(40), rng.standard_normal(30), rng.random(40)
     mu, nu = measures(x, y, a)
     D = np.abs(x[:, None] - y)
-    answer = simplex.couple(D, a / a.sum(), np.full(30, 1 / 30), None, 2.0)
+    answer = network_simplex.couple(D, a / a.sum(), np.full(30, 1 / 30), None, 2.0)
     assert solve(mu, nu).value.item() == pytest.approx(answer.value * answer.unit**2, rel=1e-9)
 
 

@@ -15,7 +15,7 @@ from scipy.stats import energy_distance
 from torch import Tensor
 
 import otflow as of
-from otflow import kernels
+from otflow.base import kernels
 from otflow.transport.discrepancy import EnergyKernel, GaussianKernel, Kernel, LaplaceKernel, mmd
 from tests.samples import hill, normal
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import otflow as of
-from otflow.transport.engines import Scaling, scale
-from otflow.transport.newton import NewtonSinkhorn
-from otflow.transport.scores import Bilinear
-from otflow.transport.states import Kernel
+from otflow.transport.entropic.engines import Scaling, scale
+from otflow.transport.entropic.log_kernel import Bilinear
+from otflow.transport.entropic.newton import NewtonSinkhorn
+from otflow.transport.entropic.scaling import AbsorbedKernel
 from tests import dense, zoo
 from tests.regimes import REGIMES, regime
 
@@ -52,7 +52,7 @@ class Problem:
         start: Tensor | None = None,
     ) -> Scaling:
         q, k, logw = (z if self.q.ndim == 3 else z[None] for z in (self.q, self.k, self.logw))
-        kernel = Kernel(Bilinear(q, k), logw, logw, symmetric=form != "general")
+        kernel = AbsorbedKernel(Bilinear(q, k), logw, logw, symmetric=form != "general")
         start = None if start is None else start.reshape(logw.shape)
         return scale(kernel, NewtonSinkhorn(), tol=tol, max_iter=max_iter, start=start)
 

@@ -16,9 +16,9 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 import otflow as of
-from otflow.transport.conditional import conditional_wasserstein
-from otflow.transport.exact import wasserstein
-from otflow.transport.sequences import positions, sequence_distance
+from otflow.transport.exact.conditional import conditional_wasserstein
+from otflow.transport.exact.sequences import positions, sequence_distance
+from otflow.transport.exact.wasserstein import wasserstein
 
 Array = np.ndarray
 SEEDS = st.integers(0, 10**6)

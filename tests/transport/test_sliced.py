@@ -14,9 +14,9 @@ from scipy.stats import wasserstein_distance
 from torch import Tensor
 
 import otflow as of
-from otflow import kernels
-from otflow.transport.exact import wasserstein
-from otflow.transport.sliced import sliced_wasserstein
+from otflow.base import kernels
+from otflow.transport.exact.sliced import sliced_wasserstein
+from otflow.transport.exact.wasserstein import wasserstein
 from tests.samples import hill, normal, unit
 
 SEEDS = st.integers(0, 10**6)

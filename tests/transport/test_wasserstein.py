@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import otflow as of
-from otflow.transport.exact import solve, wasserstein
+from otflow.transport.exact.wasserstein import solve, wasserstein
 
 Array = np.ndarray
 SEEDS = st.integers(0, 2**32 - 1)

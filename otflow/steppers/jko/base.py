@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.status import names
 from otflow.energies import Energy
 from otflow.measures import Measure
 from otflow.metrics import Metric
-from otflow.status import names
 
 
 @dataclass(frozen=True)
-class Problem:
+class MovementProblem:
     """min over nu of energy(nu) + d(nu, mu)^2 / (2 tau), d the distance of the metric.
 
     ``tol`` and ``max_iter`` are None where the solver of the measure is to take its own.
@@ -63,7 +63,7 @@ class Move:
 
 
 @singledispatch
-def minimise(mu: Measure, problem: Problem, start: Any = None) -> Move:
+def minimise(mu: Measure, problem: MovementProblem, start: Any = None) -> Move:
     """Solve the step from mu; ``start`` is the `state` of the step before, or None."""
     checks.fail(
         "mu", repr(mu), "no JKO solver is known for this kind of measure", "use Particles or Gaussian"

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otflow.base.status import code
+from otflow.base.tangent import Tangent
 from otflow.energies.base import gradient
 from otflow.measures import Measure, Particles
 from otflow.metrics import Metric
-from otflow.status import code
-from otflow.steppers.jko.base import Move, Problem, minimise
-from otflow.steppers.jko.krylov import Minimum, newton
-from otflow.tangent import Tangent
+from otflow.steppers.jko.base import Move, MovementProblem, minimise
+from otflow.steppers.jko.truncated_newton import Minimum, newton
 
 ITERATIONS = 100
 
@@ -25,7 +25,7 @@ class Displaced:
     """J(u) = F((id + u)_# mu) + action(mu, u) / (2 tau), with its gradient in the metric at mu."""
 
     mu: Measure
-    problem: Problem
+    problem: MovementProblem
 
     @cached_property
     def metric(self) -> Metric:
@@ -83,7 +83,7 @@ class Displaced:
 
 
 @minimise.register(Particles)
-def displace(mu: Measure, problem: Problem, start: Any = None) -> Move:
+def displace(mu: Measure, problem: MovementProblem, start: Any = None) -> Move:
     """Minimise over displacements by a truncated Newton method, from the displacement of the step before."""
     J = Displaced(mu, problem)
     rest = mu.coords * 0.0

@@ -21,16 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow import checks
+from otflow.base import checks
+from otflow.base.status import code
+from otflow.base.tangent import Tangent
 from otflow.energies import Energy, Potential
 from otflow.energies.base import Sum
 from otflow.energies.internal import DensityBound, Internal
-from otflow.energies.on_line import curvature
+from otflow.energies.quantiles import curvature
 from otflow.measures.quantiles import Quantiles, Tridiagonal
 from otflow.metrics import Wasserstein
-from otflow.status import code
-from otflow.steppers.jko.base import Move, Problem, minimise
-from otflow.tangent import Tangent
+from otflow.steppers.jko.base import Move, MovementProblem, minimise
 
 MAX_ITER = 200
 HALVINGS = 40
@@ -38,7 +38,7 @@ DENSE = 4000  # levels up to which an interaction is solved, with that many squa
 
 
 @minimise.register(Quantiles)
-def _(mu: Quantiles, problem: Problem, start: Any = None) -> Move:
+def _(mu: Quantiles, problem: MovementProblem, start: Any = None) -> Move:
     """The step in the quantile function, by Newton's method.
 
     ``residual`` is the Newton decrement, sqrt(g.H^-1 g / tau) for the gradient g of the objective, relative
@@ -103,7 +103,7 @@ class _Step:
     floor: Tensor | None
 
     @classmethod
-    def of(cls, mu: Quantiles, problem: Problem) -> _Step:
+    def of(cls, mu: Quantiles, problem: MovementProblem) -> _Step:
         if not isinstance(problem.metric, Wasserstein):
             checks.fail("metric", repr(problem.metric), "quantiles are moved in W2", "use Wasserstein()")
         pairs = problem.energy.pairs()

@@ -10,15 +10,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from otflow import checks, status
+from otflow.base import checks, status
+from otflow.base.errors import ConvergenceError, DerivativeError
 from otflow.energies import Energy
 from otflow.energies.base import one_each
-from otflow.errors import ConvergenceError, DerivativeError
 from otflow.fields import Carry, SteepestDescent, VelocityField
 from otflow.measures import Grid, Measure
 from otflow.metrics import Metric, Wasserstein
 from otflow.steppers.base import Memory, Step, Stepper
-from otflow.steppers.jko.base import Move, Problem, minimise
+from otflow.steppers.jko.base import Move, MovementProblem, minimise
 
 _FAILS = (
     "the energy inequality of the JKO step fails by {:.2e}; on a grid where the density jumps and mass moves "
@@ -68,7 +68,7 @@ class JKO(Stepper):
         descent = as_descent(field)
         admit(field, mu)
         refuse_gradients(descent, mu)
-        problem = Problem(descent.energy, descent.metric, float(dt), self.tol, self.max_iter)
+        problem = MovementProblem(descent.energy, descent.metric, float(dt), self.tol, self.max_iter)
         carry = memory.carry
         move, certificate = certified(mu, problem, carry.state if carry else None)
         carry = Carry(state=move.state, residual=float(move.residual.max()))
@@ -107,7 +107,7 @@ def jko_step(
     metric = Wasserstein() if metric is None else checks.instance(metric, Metric, "metric")
     refuse_gradients(SteepestDescent(energy, metric), mu)
     options = JKO(tol=tol, max_iter=max_iter)
-    problem = Problem(energy, metric, checks.positive(tau, "tau"), options.tol, options.max_iter)
+    problem = MovementProblem(energy, metric, checks.positive(tau, "tau"), options.tol, options.max_iter)
     with torch.no_grad():
         move, _ = certified(mu, problem, None)
     if checks.raises(on_failure) and bool((move.failed > 0).any()):
@@ -115,7 +115,7 @@ def jko_step(
     return move
 
 
-def certified(mu: Measure, problem: Problem, start: object) -> tuple[Move, Mapping[str, Tensor]]:
+def certified(mu: Measure, problem: MovementProblem, start: object) -> tuple[Move, Mapping[str, Tensor]]:
     """The minimiser, with the energy inequality checked."""
     before = problem.energy(mu)
     one_each(before, mu)

@@ -1,0 +1,197 @@
+"""Validation at the boundary: what comes in is a finite real tensor, or an error that says why not."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from otflow.base.errors import InputError
+
+FLOATS = (torch.float32, torch.float64)
+
+
+def fail(name: str, value: object, rule: str, remedy: str, error: type[InputError] = InputError) -> NoReturn:
+    """Raise the one kind of sentence that otflow uses for wrong input."""
+    raise error(f"{name} = {value}: {rule}; {remedy}.")
+
+
+def tensor(value: Any, name: str) -> Tensor:
+    """A real, finite tensor of dtype float32 or float64 out of numpy, torch, or nested lists.
+
+    Integers become float64. Numpy input is copied (so that a later change of the array cannot
+    change a measure, and read-only or memory-mapped arrays are safe); a tensor keeps its graph.
+    """
+    if not isinstance(value, Tensor):
+        value = _stacked(value)
+    out = value if isinstance(value, Tensor) else _from_numpy(value, name)
+    if out.is_complex():
+        fail(
+            name,
+            f"a tensor of dtype {out.dtype}",
+            "complex numbers have no meaning here",
+            "pass its real part",
+        )
+    if out.dtype in (torch.float16, torch.bfloat16):
+        fail(
+            name,
+            f"a tensor of dtype {out.dtype}",
+            "half precision is too coarse for flows",
+            "convert it to float32 or float64",
+        )
+    if out.layout is not torch.strided:
+        fail(name, f"a tensor of layout {out.layout}", "a dense tensor is needed", "call .to_dense() on it")
+    return finite(out if out.dtype in FLOATS else out.to(torch.float64), name)
+
+
+def _stacked(value: Any) -> Any:
+    """A list of tensors as one tensor, with its graph; anything else as it is."""
+    if isinstance(value, list | tuple | torch.nn.ParameterList) and all(isinstance(v, Tensor) for v in value):
+        return torch.stack(list(value)) if len(value) else value
+    return value
+
+
+def _from_numpy(value: Any, name: str) -> Tensor:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InputError(
+            f"{name} is not a rectangular array ({error}); pass rows of equal length."
+        ) from error
+    if value is None:
+        fail(name, None, "numbers are needed", f"pass {name}")
+    if array.dtype.kind not in "fiub":
+        fail(
+            name,
+            f"an array of dtype {array.dtype}",
+            "real numbers are needed",
+            "convert it with .astype(float)",
+        )
+    if array.dtype.kind == "f" and array.dtype.itemsize == 2:
+        fail(
+            name, "an array of dtype float16", "half precision is too coarse for flows", "use .astype(float)"
+        )
+    native = np.float32 if array.dtype.kind == "f" and array.dtype.itemsize == 4 else np.float64
+    return torch.from_numpy(np.array(array, dtype=native, order="C", copy=True))
+
+
+def finite(x: Tensor, name: str) -> Tensor:
+    """``x`` itself, or an error that names the first entry that is not finite."""
+    if x.device.type == "meta":
+        fail(name, "a tensor on the meta device", "it holds no numbers", "move it to a real device")
+    bad = ~torch.isfinite(x.detach())
+    if bad.any():
+        index = tuple(int(i) for i in bad.nonzero()[0])
+        fail(
+            f"{name}[{', '.join(map(str, index))}]",
+            x[index].item(),
+            "every entry must be finite",
+            "remove or repair it",
+        )
+    return x
+
+
+def beside(x: Tensor, name: str, reference: Tensor, other: str) -> Tensor:
+    """``x`` itself, or an error if it lives on another device than ``reference``."""
+    if x.device != reference.device:
+        fail(
+            name,
+            f"a tensor on {x.device}",
+            f"{other} is on {reference.device}",
+            f"move one of them with .to({str(reference.device)!r})",
+        )
+    return x
+
+
+def alike(x: Tensor, name: str, reference: Tensor, other: str) -> Tensor:
+    """``x`` itself, or an error if it lives on another device or has another dtype than ``reference``."""
+    beside(x, name, reference, other)
+    if x.dtype != reference.dtype:
+        kind = str(reference.dtype).removeprefix("torch.")
+        fail(
+            name,
+            f"a tensor of dtype {x.dtype}",
+            f"{other} has dtype {reference.dtype}",
+            f"convert {name} to {kind}",
+        )
+    return x
+
+
+def positive(value: float, name: str) -> float:
+    """A finite number above zero."""
+    if not (_is_number(value) and value > 0):
+        fail(name, repr(value), "a finite number > 0 is needed", f"choose another {name}")
+    return float(value)
+
+
+def count(value: int, name: str) -> int:
+    """A whole number, at least one."""
+    if not (_is_number(value) and value >= 1 and value == int(value)):
+        fail(name, repr(value), "a whole number >= 1 is needed", f"choose another {name}")
+    return int(value)
+
+
+def probability(w: Tensor, name: str, remedy: str) -> Tensor:
+    """Weights that are >= 0 and sum to one within 1e-6 along the last axis, renormalised."""
+    if (w < 0).any():
+        fail(f"min({name})", w.min().item(), "weights must be >= 0", "remove the negative ones")
+    total = w.sum(-1, keepdim=True)
+    if ((total - 1).abs() > 1e-6).any():
+        worst = total.flatten()[(total - 1).abs().argmax()].item()
+        fail(f"sum({name})", worst, "weights must sum to 1 within 1e-6", remedy)
+    return w / total
+
+
+def generator(rng: int | np.random.Generator, name: str = "rng") -> np.random.Generator:
+    """numpy's generator of random numbers, from a seed or itself; never from the clock."""
+    try:
+        if rng is not None and not isinstance(rng, bool):
+            return np.random.default_rng(rng)
+    except (TypeError, ValueError):
+        pass
+    fail(name, f"{rng!r:.60}", "a seed >= 0 or a numpy.random.Generator is needed", f"pass {name}=0")
+
+
+def function(value: Any, name: str) -> Any:
+    """Something that can be called; a class would be made, not asked."""
+    if isinstance(value, type):
+        fail(name, value.__name__, "an instance is needed", f"call it: {value.__name__}(...)")
+    if not callable(value):
+        fail(name, repr(value), "a function is needed", f"pass a callable as {name}")
+    return value
+
+
+def instance(value: Any, kind: type, name: str) -> Any:
+    """An instance of ``kind``, not the class itself nor something else."""
+    if not isinstance(value, kind):
+        hint = f"call it: {value.__name__}()" if isinstance(value, type) else f"pass a {kind.__name__}"
+        fail(name, f"{value!r:.60}", f"an instance of {kind.__name__} is needed", hint)
+    return value
+
+
+def raises(on_failure: str) -> bool:
+    """Whether a failure is to be raised rather than returned."""
+    if on_failure not in ("raise", "return"):
+        fail("on_failure", repr(on_failure), 'it is "raise" or "return"', "choose one")
+    return on_failure == "raise"
+
+
+def number(value: float, name: str) -> float:
+    """A finite real number."""
+    if not _is_number(value):
+        fail(name, repr(value), "a finite number is needed", f"pass a plain number as {name}")
+    return float(value)
+
+
+def _is_number(value: object) -> bool:
+    """Python's and numpy's numbers that fit into a float64; True and False are not meant."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # whole numbers beyond 1e308
+        return False

@@ -1,0 +1,1 @@
+"""Time: the flow, what it records, its noise, its energy balance, and where it ends."""

@@ -1,0 +1,169 @@
+"""Energy against dissipation along a trajectory: how well a run is the gradient flow that it claims to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from otflow.base import checks
+from otflow.base.tangent import Tangent, align
+from otflow.dynamics.trajectory import Trajectory
+from otflow.fields import SteepestDescent, VelocityField
+from otflow.measures import Grid, Measure, Particles
+from otflow.metrics import Metric
+from otflow.steppers.jko.stepper import admit, as_descent
+
+
+@dataclass(frozen=True)
+class EnergyBalance:
+    """What an energy lost, and what the motion and the slope account for.
+
+    Attributes:
+        ts: save times (T,).
+        energy: F(mu_t), (T, *batch).
+        slope: |grad F|^2 at each save time, (T, *batch).
+        length: squared length of the way between save times, (T - 1, *batch).
+        residual: F(mu_0) - F(mu_t) - 1/2 int |mu'|^2 - 1/2 int |grad F|^2 up to t, (T, *batch).
+    """
+
+    ts: Tensor
+    energy: Tensor
+    slope: Tensor
+    length: Tensor
+    residual: Tensor
+
+    @property
+    def increase(self) -> Tensor:
+        """The largest rise of the energy between two save times, (*batch,); not positive if it only falls."""
+        return self.energy.diff(dim=0).amax(0)
+
+    @property
+    def monotone(self) -> Tensor:
+        """Whether the energy never rises beyond rounding, (*batch,)."""
+        size = self.energy.abs().amax(0)
+        return self.increase <= 64 * torch.finfo(size.dtype).eps * size
+
+    @property
+    def relative(self) -> Tensor:
+        """The largest |residual| in units of the whole fall of the energy, (*batch,)."""
+        fall = (self.energy[0] - self.energy[-1]).abs()
+        worst = self.residual.abs().amax(0)
+        return worst / torch.where(fall > 0, fall, torch.ones_like(fall))
+
+
+def energy_balance(traj: Trajectory, field: VelocityField, *, lengths: Any = None) -> EnergyBalance:
+    """The energy-dissipation identity of gradient flows, F(0) - F(t) = 1/2 int |mu'|^2 + 1/2 int |grad F|^2.
+
+    Equality characterises the flow (De Giorgi; Ambrosio, Gigli and Savaré 2008, section 11.1). For any
+    trajectory of any stepper: integrals are taken between save times, by the trapezoidal rule for the slope
+    and by chords for the speed. The residual is -1/2 int (|mu'| - |grad F|)^2 or less where the motion is not
+    along the gradient, and so of order two in dt even for steppers of order one, JKO and Euler.
+
+    Args:
+        traj: a trajectory.
+        field: a `SteepestDescent` (or a sum of them in one metric), whose energy and metric are meant.
+        lengths: squared lengths (T - 1, *batch) between save times, when they are known better:
+            ``traj.certificates["cost"][1:]`` of a JKO run that saved every step. Needed on grids of two or
+            three dimensions.
+
+    >>> import otflow as of
+    >>> pull = of.SteepestDescent(of.QuadraticPotential([[1.0]]), of.Wasserstein())
+    >>> traj = of.flow(of.Particles([[2.0]]), pull, of.RK4(), t1=1.0, dt=0.01)
+    >>> balance = of.energy_balance(traj, pull)
+    >>> bool(balance.monotone), bool(balance.relative < 1e-4)
+    (True, True)
+    """
+    descent = as_descent(checks.instance(field, VelocityField, "field"))
+    if len(traj) < 2:
+        checks.fail("len(traj)", len(traj), "a balance needs two save times", "save more often")
+    admit(field, traj.measures[0])
+    with torch.no_grad():
+        energy = torch.stack([descent.energy(mu) for mu in traj.measures])
+        slope = torch.stack([_slope(mu, descent) for mu in traj.measures])
+        dt = align(traj.ts.diff().to(energy.device, energy.dtype), energy[1:])
+        length = _lengths(traj, descent.metric) if lengths is None else _given(lengths, energy)
+        gone = 0.5 * (length / dt + dt * (slope[1:] + slope[:-1]) / 2).cumsum(0)
+    residual = energy[0] - energy - torch.cat([torch.zeros_like(gone[:1]), gone])
+    return EnergyBalance(traj.ts, energy, slope, length, residual)
+
+
+def balance_order(balances: Sequence[EnergyBalance]) -> Tensor:
+    """The slope of log |residual| at the end against log dt, over runs with different steps, (*batch,).
+
+    >>> import otflow as of
+    >>> pull = of.SteepestDescent(of.QuadraticPotential([[1.0]]), of.Wasserstein())
+    >>> mu0 = of.Particles([[2.0]])
+    >>> runs = [of.flow(mu0, pull, of.JKO(), t1=1.0, dt=0.1 / 2**k) for k in range(3)]
+    >>> round(of.balance_order([of.energy_balance(run, pull) for run in runs]).item(), 1)
+    2.0
+    """
+    if len(balances) < 2:
+        checks.fail("len(balances)", len(balances), "an order needs two runs", "run with another dt")
+    steps = np.log([float(b.ts.diff().max()) for b in balances])
+    last = torch.stack([b.residual[-1].abs().log() for b in balances])
+    x = torch.as_tensor(steps - steps.mean(), dtype=last.dtype, device=last.device)
+    return (align(x, last) * last).sum(0) / x.square().sum()
+
+
+def _slope(mu: Measure, descent: SteepestDescent) -> Tensor:
+    g = descent.metric.gradient(mu, descent.energy.differential(mu))
+    square = descent.metric.inner(mu, g, g)
+    return square.nan_to_num(nan=torch.inf)  # of entropy where a grid has empty cells
+
+
+def _lengths(traj: Trajectory, metric: Metric) -> Tensor:
+    """Squared lengths of the ways between save times."""
+    chords = [_chord(mu, nu, metric) for mu, nu in zip(traj.measures, traj.measures[1:], strict=False)]
+    return torch.stack(chords)
+
+
+@singledispatch
+def _chord(mu: Measure, nu: Measure, metric: Metric) -> Tensor:
+    """A straight move of the coordinates, weighed where it starts and where it ends.
+
+    Roots of Gaussians are carried along by a flow, not chosen anew, so that their difference is a move.
+    """
+    u = nu.coords - mu.coords
+    return (metric.inner(mu, u, u) + metric.inner(nu, u, u)) / 2
+
+
+@_chord.register(Particles)
+def _(mu: Particles, nu: Particles, metric: Metric) -> Tensor:
+    there, back = Tangent([mu.space.log(mu.x, nu.x)]), Tangent([mu.space.log(nu.x, mu.x)])
+    return (metric.inner(mu, there, there) + metric.inner(nu, back, back)) / 2
+
+
+@_chord.register(Grid)
+def _(mu: Grid, nu: Grid, metric: Metric) -> Tensor:
+    """int J^2 / rho for the flux J that makes mu into nu, which on the line there is one of."""
+    if len(mu.axes) > 1:
+        checks.fail(
+            "lengths",
+            None,
+            "on grids of several dimensions the way between densities is not known from them",
+            'save every step of JKO() and pass lengths=traj.certificates["cost"][1:]',
+        )
+    middle = mu.at([(mu.density + nu.density) / 2])
+    flux = ((mu.density - nu.density) * mu.spacing[0]).cumsum(-1)[..., :-1]
+    faces = (middle.density[..., 1:] + middle.density[..., :-1]) / 2
+    real = flux.abs() > 1e-12  # of a mass of one; in empty tails a rounding over next to nothing is huge
+    v = torch.where(real, flux / torch.where(real, faces, torch.ones_like(faces)), 0.0)
+    return metric.inner(middle, Tangent([v]), Tangent([v]))
+
+
+def _given(lengths: Any, energy: Tensor) -> Tensor:
+    out = checks.tensor(lengths, "lengths")
+    if out.shape != energy[1:].shape:
+        checks.fail(
+            "lengths.shape",
+            tuple(out.shape),
+            f"one number per step is needed, {tuple(energy[1:].shape)}",
+            "save every step",
+        )
+    return out.to(energy)

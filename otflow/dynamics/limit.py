@@ -1,0 +1,270 @@
+"""Where a flow of Gaussians ends: its limit, how fast it is reached, and of which rank it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from otflow.base import checks, status
+from otflow.base.errors import ConvergenceError
+from otflow.base.linalg import ratio, widen
+from otflow.base.tangent import align
+from otflow.dynamics.flow import flow
+from otflow.dynamics.settling import FALLS, NOTHING, STAYS, Watch
+from otflow.dynamics.stretched_time import Modes, Stretched, shaken
+from otflow.fields import VelocityField
+from otflow.measures import Gaussian, where
+from otflow.measures.base import pick
+from otflow.steppers import Dopri5, Rosenbrock
+from otflow.steppers.adaptive import Adaptive
+
+__all__ = ["Limit", "limit"]
+
+LARGE = 1e-4  # an eigenvalue above this fraction of the largest one cannot fall while the law is at rest
+SHEER = 1e4  # |dR/dt| t / |R| beyond which growth is an explosion at a finite time
+ROUNDS = 2  # of implicit steps; a root that starts to turn only later is kept from it in the second one
+STRIDE = 0.4  # the longest implicit step in log t, to which the growth of t within a step means nothing
+TURNING, FAST = 0.1, 3.0  # a root turns that would be ten times as slow if not, or half if it is this fast
+TENSORS = ("rank", "spectrum", "slopes", "rate", "time", "blow_up_time")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What `limit` found, for each member of the batch.
+
+    Attributes:
+        measure: the limit, its root with exactly ``rank`` directions; the last state if there is no limit.
+        status: "ok" where the flow converges, "blow_up" where it diverges, "budget" where neither was seen.
+        rank: the number of eigenvalues of the covariance that do not vanish, (*batch,).
+        spectrum: eigenvalues of the covariance at the end of the run, the largest first, (*batch, d).
+        slopes: their d log(eigenvalue) / d log t there: near 0 for those that stay, (*batch, d).
+        rate: p, if the covariance approaches its limit like t^-p; large where it does so exponentially.
+        time: the time that was reached, (*batch,).
+        blow_up_time: when the law explodes; infinity if it grows for ever, NaN where it does not diverge.
+    """
+
+    measure: Gaussian
+    status: Any
+    rank: Tensor
+    spectrum: Tensor
+    slopes: Tensor
+    rate: Tensor
+    time: Tensor
+    blow_up_time: Tensor
+
+    def member(self, index: Any) -> Limit:
+        """What was found for one member of a batch, ``member(0)``, or for several, ``member(slice(3))``."""
+        batch = self.rank.shape
+        return Limit(
+            measure=self.measure[index],
+            status=_plain(np.array(self.status)[index.cpu() if isinstance(index, Tensor) else index]),
+            **{name: pick(getattr(self, name), batch, index) for name in TENSORS},
+        )
+
+    def __repr__(self) -> str:
+        if self.rank.ndim:
+            return f"Limit(batch={tuple(self.rank.shape)})"
+        values = ", ".join(f"{v:.3g}" for v in self.spectrum.tolist())
+        return f"Limit(status={self.status!r}, rank={int(self.rank)}, spectrum=[{values}])"
+
+
+def limit(
+    field: VelocityField,
+    mu0: Gaussian,
+    *,
+    tol: float = 1e-7,
+    decades: int = 40,
+    rtol: float = 1e-9,
+    max_steps: int = 2000,
+    on_failure: Literal["raise", "return"] = "raise",
+) -> Limit:
+    """The limit of mu_t as t -> infinity, for a field that keeps Gaussians Gaussian.
+
+    Covariances often converge only like 1/t. So time is stretched, t = c (exp(s) - 1), and the flow followed
+    until a unit of s changes the covariance by less than ``tol`` times itself, and ever less. Eigenvalues
+    that still fall like a power of t then have the limit zero: a gap that no threshold on their size shows.
+    The whole law is followed. A mean that grows, as under softmax with V = I, makes it diverge; the
+    covariance does not feel the mean, so centre the law to ask for the covariance alone.
+
+    Args:
+        field: a field that is affine on Gaussians.
+        mu0: where to start; any batch.
+        tol: change of the covariance at which to stop.
+        decades: how many powers of ten of time to follow, from the time scale of the start on.
+        rtol: accuracy of the steps of `Dopri5`. Laws on which these stay short, because of modes that decay
+            exponentially, go on with `Rosenbrock`, the square root of ``rtol``, and ten times ``tol``.
+        max_steps: limit on the steps of each kind.
+        on_failure: "raise" raises `ConvergenceError`, which carries the result, where there is no verdict.
+
+    >>> import otflow as of
+    >>> field = of.SoftmaxAttention([[1.0, 0.0]], [[-1.0, 0.0]], torch.eye(2).double())  # A = -e1 e1^T
+    >>> of.limit(field, of.Gaussian([0.0, 0.0], torch.eye(2).double())).measure.cov
+    tensor([[0., 0.],
+            [0., 1.]], dtype=torch.float64)
+    """
+    mu0, field = checks.instance(mu0, Gaussian, "mu0"), checks.instance(field, VelocityField, "field")
+    checks.raises(on_failure)
+    if field.switches:
+        checks.fail(
+            "field.switches",
+            field.switches,
+            "a limit is that of weights which do not jump any more",
+            "flow to the last jump first, and ask for the limit of the last layer",
+        )
+    mu0 = _narrow(mu0)
+    options = _Options(
+        tol=checks.positive(tol, "tol"),
+        length=math.log(10) * checks.count(decades, "decades"),
+        rtol=checks.positive(rtol, "rtol"),
+        max_steps=checks.count(max_steps, "max_steps"),
+    )
+    with torch.no_grad():
+        path = Stretched.of(field, mu0)
+        first = _run(path, mu0, mu0, Dopri5(options.rtol, _atol(mu0)), options)
+        result = _again(first, mu0, options)
+    missing = int((torch.as_tensor(result.status == "budget")).sum())
+    if missing and on_failure == "raise":
+        raise ConvergenceError(
+            f"{missing} of {max(1, mu0.batch.numel())} laws neither settle nor diverge within the decades "
+            "and steps allowed: they may oscillate, or change too slowly; raise decades or max_steps, or "
+            "pass on_failure='return'",
+            result,
+        )
+    return result
+
+
+def _narrow(mu: Gaussian) -> Gaussian:
+    """The same law by a root with no more columns than rows: others could turn without end."""
+    if mu.root.shape[-1] <= mu.d:
+        return mu
+    return mu.at([mu.mean, torch.linalg.qr(mu.root.mT).R.mT])
+
+
+def _atol(mu0: Gaussian) -> float:
+    """Far below every law of the batch: what vanishes is followed to many digits."""
+    sizes = mu0.root.abs().amax((-1, -2))
+    return 1e-16 * float(torch.where(sizes > 0, sizes, torch.ones_like(sizes)).min())
+
+
+class _Options(NamedTuple):
+    tol: float
+    length: float
+    rtol: float
+    max_steps: int
+
+
+class _Run(NamedTuple):
+    """A path as far as it was followed."""
+
+    path: Stretched
+    watch: Watch
+    mu: Gaussian
+    s: Tensor
+    codes: Tensor
+
+    @property
+    def open(self) -> Tensor:
+        """Members without a verdict."""
+        return ~(self.watch.settled | self.watch.grown | (self.codes == status.code("blow_up")))
+
+    def verdict(self) -> Limit:
+        v = self.path.evaluate(self.s, self.mu)[0]
+        t = self.path.time(self.s)
+        diverged = self.watch.grown | (self.codes == status.code("blow_up"))
+        settled = self.watch.settled & ~diverged
+        modes = Modes.of(self.path, self.s, self.mu)
+        stays = _staying(self, modes)
+        growth = ratio(torch.linalg.matrix_norm(v[1]), torch.linalg.matrix_norm(self.mu.root)).double()
+        when = torch.where(growth <= SHEER, torch.full_like(t, math.inf), t)
+        codes = torch.where(settled, 0, torch.where(diverged, status.code("blow_up"), status.code("budget")))
+        return Limit(
+            measure=_where(settled, self.mu.at([self.mu.mean, modes.root(stays)]), self.mu),
+            status=status.names(codes),
+            rank=stays.sum(-1),
+            spectrum=widen(modes.sigma.square(), self.mu.d)[..., : self.mu.d],
+            slopes=widen(modes.slopes, self.mu.d)[..., : self.mu.d],
+            rate=torch.where(settled, self.watch.rate, math.nan),
+            time=t,
+            blow_up_time=torch.where(diverged, when, math.nan),
+        )
+
+
+def _run(path: Stretched, mu: Gaussian, mu0: Gaussian, stepper: Adaptive, options: _Options) -> _Run:
+    watch = Watch(path, mu0, options.tol, explicit=isinstance(stepper, Dopri5))
+    traj = flow(
+        mu,
+        path,
+        stepper,
+        t1=options.length,
+        save_at=[0.0],
+        stop=watch,
+        max_steps=options.max_steps,
+        on_failure="return",
+    )
+    s = torch.where(traj.ended.isnan(), options.length, traj.ended)
+    codes = torch.as_tensor([status.code(name) for name in np.ravel(traj.status)]).reshape(mu.batch)
+    return _Run(path, watch, checks.instance(traj.final, Gaussian, "mu"), s, codes)
+
+
+def _again(first: _Run, mu0: Gaussian, options: _Options, rounds: int = ROUNDS) -> Limit:
+    """The verdict, on members that are open by implicit steps; these would damp roots that turn."""
+    which, result = first.open, first.verdict()
+    if not rounds or not bool(which.any()):
+        return result
+    field, path = first.path.field.pick(which), first.path.after(first.s, _turning(first))
+    stepper = Rosenbrock(options.rtol**0.5, _atol(mu0), longest=STRIDE)
+    if field is None:
+        every = _again(_run(path, first.mu, mu0, stepper, options), mu0, options, rounds - 1)
+        return _filled(which, every.member(which), result)
+    some = Stretched(field, path.scale[which], path.start[which], path.still[which])
+    run = _run(some, first.mu[which], mu0[which], stepper, options)
+    return _filled(which, _again(run, mu0[which], options, rounds - 1), result)
+
+
+def _turning(run: _Run) -> Tensor:
+    """Which roots do little but turn."""
+    zero, every = torch.zeros_like(run.s), torch.ones_like(run.open)
+    free, still = (run.path.after(run.s, b).evaluate(zero, run.mu)[0][1] for b in (~every, every))
+    a, b, size = (torch.linalg.matrix_norm(x) for x in (still, free, run.mu.root))
+    turning: Tensor = (a < TURNING * b) | ((a < b / 2) & (b > FAST * size))
+    return turning
+
+
+def _staying(run: _Run, modes: Modes) -> Tensor:
+    """Which eigenvalues do not vanish; of those below the tolerance, only where rounding leaves no doubt."""
+    other = Modes.of(run.path, run.s, shaken(run.mu))
+    sure = ((other.slopes - modes.slopes).abs() < STAYS) & run.watch.explicit
+    values, watch = modes.sigma.square(), run.watch
+    large, top = values > watch.tol * values[..., :1], values > LARGE * values[..., :1]
+    nothing = values[..., :1] <= NOTHING * watch.size0[..., None]
+    rests = (modes.slopes.abs() < (STAYS + FALLS) / 2) & (large | sure)
+    stays: Tensor = (values > 0) & (top | rests) & ~nothing
+    return stays
+
+
+def _where(condition: Tensor, mu: Gaussian, nu: Gaussian) -> Gaussian:
+    return cast(Gaussian, where(condition, mu, nu))
+
+
+def _plain(state: Any) -> Any:
+    return state if np.ndim(state) else str(state)
+
+
+def _filled(which: Tensor, some: Limit, old: Limit) -> Limit:
+    """The old verdicts, with those on some members replaced."""
+
+    def fill(a: Tensor, b: Tensor) -> Tensor:
+        return b.masked_scatter(align(which, b).expand_as(b), a)
+
+    state = np.array(old.status, dtype="U16")
+    state[which.cpu().numpy()] = some.status
+    return Limit(
+        measure=old.measure.at(some.measure.coords.zip(old.measure.coords, fill)),
+        status=_plain(state),
+        **{name: fill(getattr(some, name), getattr(old, name)) for name in TENSORS},
+    )

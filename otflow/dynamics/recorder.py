@@ -1,0 +1,78 @@
+"""What a flow writes down on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from otflow.base import checks
+from otflow.measures import Measure
+from otflow.steppers import Step
+
+Observables = Mapping[str, Callable[[Measure], Any]]
+
+
+@dataclass
+class Recorder:
+    """What has been saved so far."""
+
+    observe: Observables
+    ts: list[float] = field(default_factory=list)
+    measures: list[Measure] = field(default_factory=list)
+    observed: dict[str, list[Tensor]] = field(default_factory=dict)
+    worst: dict[str, Tensor] = field(default_factory=dict)
+    certificates: list[dict[str, Tensor]] = field(default_factory=list)
+
+    def save(self, t: float, mu: Measure) -> None:
+        values = {name: self._value(name, f(mu)) for name, f in self.observe.items()}
+        self.ts.append(t)
+        self.measures.append(mu)
+        self.certificates.append(self.worst)
+        self.worst = {}
+        for name, value in values.items():
+            self.observed.setdefault(name, []).append(value)
+
+    def _value(self, name: str, value: Any) -> Tensor:
+        """What an observable returned, plain numbers in double precision, always of one shape."""
+        array = value if isinstance(value, Tensor) else np.asarray(value)
+        if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
+            checks.fail(
+                f"observe[{name!r}](mu)", repr(value), "an observable returns numbers", "check the function"
+            )
+        out = torch.as_tensor(array)
+        before = self.observed.get(name)
+        if before and before[0].shape != out.shape:
+            checks.fail(
+                f"observe[{name!r}]",
+                f"shape {tuple(out.shape)}",
+                f"it was {tuple(before[0].shape)} before",
+                "return one shape at all times",
+            )
+        return out
+
+    def certify(self, step: Step) -> None:
+        for name, value in step.certificate.items():
+            self.worst[name] = torch.fmax(self.worst[name], value) if name in self.worst else value
+
+    def certificate_table(self) -> dict[str, Tensor]:
+        """Worst values between saves; NaN where no step was taken, as at t0."""
+        names = {name for row in self.certificates for name in row}
+        nan = torch.tensor(torch.nan, dtype=torch.float64)
+        return {
+            k: torch.stack(torch.broadcast_tensors(*(row.get(k, nan) for row in self.certificates)))
+            for k in sorted(names)
+        }
+
+
+def observables(observe: Observables | None) -> Observables:
+    """The functions to observe, checked."""
+    if observe is not None and not isinstance(observe, Mapping):
+        checks.fail(
+            "observe", f"{observe!r:.60}", "names and functions are needed", 'pass {"F": energy}, say'
+        )
+    return {name: checks.function(f, f"observe[{name!r}]") for name, f in (observe or {}).items()}

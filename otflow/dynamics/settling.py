@@ -1,0 +1,85 @@
+"""When a law has settled, has diverged, or is out of reach of explicit steps."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from otflow.dynamics.stretched_time import Modes, Motion, Stretched, shaken
+from otflow.measures import Gaussian, Measure
+
+STAYS, FALLS = 0.05, 0.5  # an eigenvalue that changes slower than t to this power stays, or faster vanishes
+NOTHING = 1e-12  # a law that has shrunk to this fraction of its covariance, and shrinks, has the limit zero
+HUGE = 1e12  # growth of the root beyond which a law diverges
+HOLD = math.log(10)  # how long, in log t, a law must be at rest to have settled
+FLOOR, NOISE = 1e-5, 100.0  # changes below this, and within so many times the effect of rounding, are none
+PATIENCE = 50  # so many explicit steps
+PACE = 0.01  # that are on average shorter than this in log t are stuck
+STEEP = 10.0  # a law that grows faster than this in log t needs short steps
+
+
+class Watch:
+    """Decides, step after step, which members are done."""
+
+    def __init__(self, path: Stretched, mu0: Gaussian, tol: float, *, explicit: bool) -> None:
+        # Implicit steps leave the slow paths of stiff laws by more than explicit ones, and return fast.
+        self.path, self.tol, self.explicit, self.calls = path, tol if explicit else 10 * tol, explicit, 0
+        self.size0 = torch.linalg.matrix_norm(mu0.cov).double()
+        self.reach0 = torch.maximum(self.size0.sqrt(), torch.linalg.vector_norm(mu0.mean, dim=-1).double())
+        self.s = self.mark = torch.full_like(self.size0, -math.inf)
+        self.since = torch.full_like(self.size0, math.inf)  # s from which on the law was at rest
+        self.speed = self.level = self.since
+        self.rate = torch.full_like(self.size0, math.nan)
+        self.settled = self.grown = self.stuck = torch.zeros_like(self.size0, dtype=torch.bool)
+
+    def __call__(self, s: Tensor, mu: Measure) -> Tensor:
+        m = self._motion(s, cast(Gaussian, mu))
+        new = s > self.s
+        rests = self._rests(s, cast(Gaussian, mu), m, self._rounding(s, cast(Gaussian, mu), m))
+        self.settled = torch.where(new, rests, self.settled)
+        self.grown = torch.maximum(m.size.sqrt(), m.offset) > HUGE * self.reach0
+        self.stuck = self._slow(s) & (m.speed < STEEP * m.size) if self.explicit else self.stuck
+        fall = (self.level.log() - m.speed.log()) / (s - self.since)  # over the time at rest
+        self.rate = torch.where(new & torch.isfinite(fall), fall, self.rate)
+        self.s, self.speed = torch.where(new, s, self.s), torch.where(new, m.speed, self.speed)
+        return self.settled | self.grown | self.stuck
+
+    def _motion(self, s: Tensor, mu: Gaussian) -> Motion:
+        return Motion.of(self.path.evaluate(s, mu)[0], mu)
+
+    def _rounding(self, s: Tensor, mu: Gaussian, m: Motion) -> Tensor:
+        """How much of the speed comes from the last digit of the root; 0 unless the law is almost at rest."""
+        if not bool((m.speed <= FLOOR * m.size).any()):
+            return torch.zeros_like(m.speed)
+        return NOISE * (self._motion(s, shaken(mu)).speed - m.speed).abs()
+
+    def _clear(self, s: Tensor, mu: Gaussian) -> Tensor:
+        """Whether every eigenvalue says if it stays or vanishes."""
+        slopes = Modes.of(self.path, s, mu).slopes.abs()
+        return ((slopes < STAYS) | (slopes > FALLS)).all(-1)
+
+    def _rests(self, s: Tensor, mu: Gaussian, m: Motion, rounding: Tensor) -> Tensor:
+        """At rest for long enough and slower than at first; or at nothing; or where only rounding moves."""
+        rest = m.speed <= self.tol * m.size
+        self.level = torch.where(rest & self.since.isinf(), m.speed, self.level)
+        self.since = torch.where(rest, torch.minimum(self.since, s), math.inf)
+        slower = (m.speed < self.level) | (m.speed <= 0.01 * self.tol * m.size)
+        held = rest & (s - self.since >= HOLD) & slower
+        if bool(held.any()):
+            held = held & self._clear(s, mu)
+        gone = (m.size <= NOTHING * self.size0) & (m.speed < self.speed)
+        noise = (m.speed <= rounding) & (m.speed <= FLOOR * m.size)
+        centred = m.drift <= self.tol * torch.maximum(m.offset, self.reach0)
+        settled: Tensor = (held | gone | noise | (m.speed == 0)) & centred
+        return settled
+
+    def _slow(self, s: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls % PATIENCE:
+            return self.stuck
+        slow: Tensor = s - self.mark < PATIENCE * PACE
+        self.mark = s
+        return slow

@@ -1,0 +1,260 @@
+"""Energies of scores Ax.y, of which attention on Gaussians is the steepest descent in W2.
+
+With symmetric A = -V (compare Sander et al. 2022; Castin, Ablin, Carrillo and Peyré 2025):
+
+    softmax attention    SquaredScores(A)         on centred Gaussians
+    Sinkhorn attention   SelfTransport(A, eps)    on any law
+    L2 attention         L2Energy(K, c)           on centred Gaussians, Q = cK and V = -c K^T K
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import singledispatch
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otflow.base import checks
+from otflow.base.linalg import contraction
+from otflow.energies.base import Energy
+from otflow.energies.matrices import fitting, learns, square, symmetric
+from otflow.measures import Gaussian, Measure, Particles
+from otflow.transport.bures.entropic import excess
+from otflow.transport.entropic.costs import BilinearCost
+from otflow.transport.entropic.engines import Engine
+from otflow.transport.entropic.newton import NewtonSinkhorn
+from otflow.transport.entropic.sinkhorn import sinkhorn
+
+
+class SquaredScores(Energy):
+    """F(mu) = 1/4 int int (Ax.y)^2 dmu dmu = 1/4 tr(A M A^T M), with the second moments M; O(n d^2).
+
+    Its descent is linear attention, x -> -(A^T M A + A M A^T) x / 2. On centred Gaussians that is softmax
+    attention with V = -A for symmetric A, and with V = A for skew A; a sum of such energies is multi-head
+    attention. Convex along geodesics of centred Gaussians if A is symmetric and semidefinite.
+
+    Args:
+        A: (d, d).
+
+    >>> import otflow as of
+    >>> mu = of.Gaussian([0.0], [[2.0]])
+    >>> F = SquaredScores([[0.5]])
+    >>> F(mu).item()
+    1.0
+    >>> of.SteepestDescent(F, of.Wasserstein())(0.0, mu)[1].item()
+    -2.0
+    >>> of.SoftmaxAttention([[0.5]], [[1.0]], [[-0.5]])(0.0, mu)[1].item()
+    -2.0
+    """
+
+    def __init__(self, A: Any) -> None:
+        self.A = square(A, "A")
+
+    def __call__(self, mu: Measure) -> Tensor:
+        M = _second_moment(mu)
+        A = fitting(self.A, "A", M.shape[-1], M)
+        return ((A @ M) * (M @ A)).sum((-1, -2)) / 4
+
+    def wants_graph(self, mu: Measure) -> bool:
+        return super().wants_graph(mu) or learns(self.A)
+
+    def __repr__(self) -> str:
+        return f"SquaredScores(d={len(self.A)})"
+
+
+class SelfTransport(Energy):
+    """F(mu) = -1/(2 eps) OT_eps(mu, mu), the entropic cost of mu to itself for the cost -Ax.y, A symmetric.
+
+    Its descent is Sinkhorn attention with V = -A, on every law (Sander et al. 2022, Proposition 3). On a
+    Gaussian N(m, R R^T), with s_i the singular values of R^T A R and q_i = (1 + 4 s_i^2 / eps^2)^(1/2),
+
+        F = Am.m / (2 eps) + 1/4 sum_i (q_i - 1 - log((1 + q_i) / 2)).
+
+    Convex along geodesics of Gaussians if A is positive semidefinite.
+
+    Args:
+        A: (d, d), symmetric.
+        eps: entropic regularisation, > 0.
+        tol, max_iter, engine: for particles, as in `sinkhorn`.
+
+    >>> import otflow as of
+    >>> mu = of.Gaussian([1.0], [[0.0]])
+    >>> SelfTransport([[3.0]])(mu).item()
+    1.5
+    >>> cloud = of.Particles([[0.0], [1.0], [5.0]])
+    >>> v = of.SteepestDescent(SelfTransport([[1.0]], eps=2.0), of.Wasserstein())(0.0, cloud)[0]
+    >>> w = of.SinkhornAttention([[1.0]], [[1.0]], [[-1.0]], eps=2.0)(0.0, cloud)[0]
+    >>> bool((v - w).abs().max() < 1e-7)
+    True
+    """
+
+    def __init__(
+        self,
+        A: Any,
+        eps: float = 1.0,
+        *,
+        tol: float = 1e-9,
+        max_iter: int = 10_000,
+        engine: Engine | None = None,
+    ) -> None:
+        self.A = symmetric(square(A, "A"), "A")
+        self.eps = checks.positive(eps, "eps")
+        self.tol = checks.positive(tol, "tol")
+        self.max_iter = checks.count(max_iter, "max_iter")
+        self.engine = NewtonSinkhorn() if engine is None else checks.instance(engine, Engine, "engine")
+
+    @property
+    def precision(self) -> float:
+        return self.tol
+
+    def __call__(self, mu: Measure) -> Tensor:
+        return _self_transport(mu, self)
+
+    def wants_graph(self, mu: Measure) -> bool:
+        return super().wants_graph(mu) or learns(self.A)
+
+    def __repr__(self) -> str:
+        return f"SelfTransport(d={len(self.A)}, eps={self.eps:g})"
+
+
+class L2Energy(Energy):
+    """F = c^2/2 (tr(H S) - 1/2 log det(I + 2 H S)), H = K^T K, for Gaussians with covariance S.
+
+    On centred Gaussians its descent is L2 attention with Q = cK and V = -c H. The mean does not enter.
+
+    Args:
+        K: (k, d).
+        c: the ratio of queries to keys.
+
+    >>> import otflow as of
+    >>> mu = of.Gaussian([0.0], [[1.0]])
+    >>> of.SteepestDescent(L2Energy([[1.0]], 3.0), of.Wasserstein())(0.0, mu)[1].item()
+    -6.0
+    >>> of.L2Attention([[3.0]], [[1.0]], [[-3.0]])(0.0, mu)[1].item()
+    -6.0
+    """
+
+    def __init__(self, K: Any, c: float = 1.0) -> None:
+        self.K, self.c = checks.tensor(K, "K"), checks.number(c, "c")
+        if self.K.ndim != 2 or 0 in self.K.shape:
+            checks.fail("K.shape", tuple(self.K.shape), "a matrix is needed", "pass a (k, d) matrix")
+
+    def __call__(self, mu: Measure) -> Tensor:
+        if not isinstance(mu, Gaussian):
+            checks.fail(
+                "mu",
+                repr(mu),
+                "L2 attention is a gradient flow of this energy on Gaussians only",
+                "pass a Gaussian; for particles use the field L2Attention itself",
+            )
+        KR = fitting(self.K, "K", mu.d, mu.root) @ mu.root
+        return self.c**2 / 4 * _spectral(KR.mT @ KR, _l2_value, _l2_slope)
+
+    def wants_graph(self, mu: Measure) -> bool:
+        return super().wants_graph(mu) or learns(self.K)
+
+    def __repr__(self) -> str:
+        return f"L2Energy(K={tuple(self.K.shape)}, c={self.c:g})"
+
+
+# --- what depends on the measure ---------------------------------------------------------------------
+
+
+@singledispatch
+def _second_moment(mu: Measure) -> Tensor:
+    """E[x x^T], (*batch, d, d)."""
+    checks.fail(
+        "mu", repr(mu), "scores are between tokens", "use Particles or a Gaussian, say Particles(*mu.nodes())"
+    )
+
+
+@_second_moment.register(Gaussian)
+def _(mu: Gaussian) -> Tensor:
+    return mu.root @ mu.root.mT + mu.mean[..., :, None] * mu.mean[..., None, :]
+
+
+@_second_moment.register(Particles)
+def _(mu: Particles) -> Tensor:
+    if not mu.space.linear:
+        checks.fail("space", mu.space, "matrices do not act on tokens that wrap around", "use Euclidean()")
+    return (mu.w[..., None] * mu.x).mT @ mu.x
+
+
+@singledispatch
+def _self_transport(mu: Measure, F: SelfTransport) -> Tensor:
+    checks.fail(
+        "mu", repr(mu), "scores are between tokens", "use Particles or a Gaussian, say Particles(*mu.nodes())"
+    )
+
+
+@_self_transport.register(Gaussian)
+def _(mu: Gaussian, F: SelfTransport) -> Tensor:
+    A = fitting(F.A, "A", mu.d, mu.root)
+    mean = (mu.mean * (A @ mu.mean[..., None])[..., 0]).sum(-1) / (2 * F.eps)
+    return mean + _spectral(mu.root.mT @ A @ mu.root / F.eps, _transport_value, _transport_slope) / 4
+
+
+@_self_transport.register(Particles)
+def _(mu: Particles, F: SelfTransport) -> Tensor:
+    cost = BilinearCost(fitting(F.A, "A", mu.d, mu.x))
+    plan = sinkhorn(mu, mu, F.eps, cost=cost, engine=F.engine, tol=F.tol, max_iter=F.max_iter)
+    return -plan.regularised_cost / (2 * F.eps)
+
+
+# --- functions of a matrix whose derivative is a function of it --------------------------------------
+
+
+class _Spectral(torch.autograd.Function):
+    """N -> F(N) with dF/dN = G(N) given, right also where singular values meet or vanish."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, n: Tensor, value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        ctx.save_for_backward(n)
+        ctx.save_for_forward(n)
+        ctx.slope = slope
+        return value(n)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (n,) = ctx.saved_tensors
+        return grad[..., None, None] * ctx.slope(n), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, dn: Tensor, value: None, slope: None) -> Tensor:
+        (n,) = ctx.saved_tensors
+        out: Tensor = (ctx.slope(n) * dn).sum((-1, -2))
+        return out
+
+
+def _spectral(n: Tensor, value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]) -> Tensor:
+    out: Tensor = _Spectral.apply(n, value, slope)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _transport_value(n: Tensor) -> Tensor:
+    """sum_i (q_i - 1 - log((1 + q_i) / 2)), q = (1 + 4 s^2)^(1/2), without cancellation of q - 1."""
+    z = 2 * torch.linalg.svdvals(n)
+    less = z * (z / (1 + torch.hypot(torch.ones_like(z), z)))
+    out: Tensor = (less - torch.log1p(less / 2)).sum(-1)
+    return out
+
+
+def _transport_slope(n: Tensor) -> Tensor:
+    """Per singular value 4 s / (1 + q)."""
+    return 2 * contraction(n)
+
+
+def _l2_value(g: Tensor) -> Tensor:
+    """sum_i (2 l_i - log(1 + 2 l_i)) over eigenvalues l >= 0."""
+    return excess(2 * torch.linalg.eigvalsh(g).clamp(min=0)).sum(-1)
+
+
+def _l2_slope(g: Tensor) -> Tensor:
+    """Per eigenvalue 4 l / (1 + 2 l)."""
+    eye = torch.eye(g.shape[-1], dtype=g.dtype, device=g.device)
+    out: Tensor = 4 * torch.linalg.solve(eye + 2 * g, g)
+    return out

@@ -1,0 +1,1 @@
+"""Aggregation: particles that attract from afar and repel from near."""

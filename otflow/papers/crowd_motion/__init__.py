@@ -1,0 +1,1 @@
+"""Crowd motion under a bound on the density (Maury, Roudneff-Chupin, Santambrogio 2010)."""

@@ -1,0 +1,1 @@
+"""Clouds sampled from a Gaussian against its flow (Castin, Ablin, Carrillo, Peyré 2025)."""

@@ -1,0 +1,1 @@
+"""How smooth is attention? (Castin, Ablin, Peyré 2024)"""

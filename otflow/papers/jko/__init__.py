@@ -1,0 +1,1 @@
+"""Minimising movements against their oracles (Jordan, Kinderlehrer, Otto 1998)."""

@@ -1,0 +1,180 @@
+"""The runs that the claims and the pictures of this room look at."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.integrate import quad
+from scipy.special import iv
+
+import otflow as of
+from otflow.stability.bounds.a_priori import a_priori
+from otflow.stability.coupled import coupled
+from otflow.transport.exact.sequences import positions
+
+Q, K = ((0.7, 0.2), (-0.3, 0.5)), ((0.6, -0.4), (0.1, 0.7))
+V = ((0.3, -0.8), (0.8, 0.3))
+
+TIME = 1.0
+Array = np.ndarray[Any, Any]
+
+
+class MaskedEstimate(NamedTuple):
+    """log d_p(mu_t, nu_t) / d_p(mu_0, nu_0) of several perturbations (T, B), and its bound (T,)."""
+
+    t: Array
+    gain: Array
+    bound: Array
+
+
+class DistanceGrowth(NamedTuple):
+    """By how much d_1 and d_2 grow when the first of n tokens moves, and d_2 at worst (measured)."""
+
+    n: Array
+    one: Array
+    two: Array
+    worst: Array
+
+
+class Orders(NamedTuple):
+    """Two orders of the same tokens: both runs, and the distances between them."""
+
+    mu: of.Trajectory
+    nu: of.Trajectory
+    plain: Array
+    conditional: Array
+    offsets: Array  # sizes of a perturbation that is added to the second one ...
+    ratios: Array  # ... and the growth of W_2 then
+
+
+def bessel_mean(n: float, t: float) -> float:
+    """E I_0(2 sqrt(t M)), M the largest of n standard exponential variables: sum of column one of exp(t C).
+
+    E f(M) = f(0) + int f'(s) (1 - (1 - exp(-s))^n) ds, with s = r^2.
+
+    >>> bessel_mean(1, 1.0)  # exp(t)
+    2.7183
+    """
+    c = 2 * math.sqrt(t)
+    end = math.sqrt(math.log(n) + 45.0)  # beyond, the largest is with probability 1e-19
+
+    def integrand(r: float) -> float:
+        return -c * float(iv(1, c * r)) * math.expm1(n * math.log1p(-math.exp(-r * r))) if r > 0 else 0.0
+
+    return 1.0 + float(quad(integrand, 0.0, end, limit=200, epsabs=0.0, epsrel=1e-11)[0])
+
+
+def harmonic(n: int) -> float:
+    """1 + 1/2 + ... + 1/n.
+
+    >>> harmonic(2)
+    1.5
+    """
+    return math.fsum(1 / np.arange(1, n + 1))
+
+
+def attention() -> of.VelocityField:
+    """Causal softmax attention with the weights of this experiment.
+
+    >>> attention()
+    SoftmaxAttention(causal=True)
+    """
+    return of.SoftmaxAttention(Q, K, V, causal=True)
+
+
+def estimate(field: of.VelocityField, p: float, n: int, d: int, rng: np.random.Generator) -> MaskedEstimate:
+    """Perturbations of n tokens in B_(1/2): eight of all tokens, eight of the first, eight that fade away.
+
+    >>> found = estimate(average(), 2.0, 4, 1, np.random.default_rng(0))
+    >>> bool((found.gain <= found.bound[:, None]).all())
+    True
+    """
+    x = rng.uniform(-0.35, 0.35, (n, d))
+    move = rng.normal(size=(24, n, d))
+    move[8:16, 1:] = 0.0
+    move[16:] = rng.normal(size=(8, 1, d)) * np.arange(1, n + 1)[:, None] ** (-1 / p)
+    y = x + 1e-3 * move / np.abs(move).max((1, 2), keepdims=True)
+    mu, nu = (of.Particles(z, label=positions(n)) for z in (x, y))
+    both = coupled(mu, nu, field, of.RK4(), t1=TIME, dt=0.05, p=p)
+    bound = a_priori(field, 0.5, t1=TIME, ts=both.ts, p=p).log_C
+    return MaskedEstimate(both.ts.numpy(), both.ratios.log().numpy(), bound.numpy())
+
+
+def average() -> of.VelocityField:
+    """Each token follows the mean of the tokens up to its own: A = 0, V = I, on the line.
+
+    >>> average()(0.0, of.Particles([[1.0], [3.0]], label=[0, 1]))[0].flatten().tolist()
+    [1.0, 2.0]
+    """
+    return of.SoftmaxAttention([[0.0]], [[0.0]], [[1.0]], causal=True)
+
+
+def _moves(n: int) -> tuple[of.Particles, of.Particles]:
+    """A sequence of zeros, and two perturbations: the first token, and i^(-1/2)."""
+    x = torch.arange(1, n + 1, dtype=torch.float64) ** -0.5
+    first = torch.zeros_like(x)
+    first[0] = 1.0
+    label = positions(n)
+    return of.Particles(torch.zeros(n, 1).double(), label=label), of.Particles(
+        torch.stack([first, x])[..., None], label=label
+    )
+
+
+def velocities(sizes: tuple[int, ...]) -> DistanceGrowth:
+    """The growth from tokens to velocities.
+
+    >>> velocities((2,)).one.tolist()
+    [1.5]
+    """
+    rows = []
+    for n in sizes:
+        pair = _moves(n)
+        after = [of.Particles(average()(0.0, mu)[0], label=mu.label) for mu in pair]
+        rows.append(_gains(*pair, *after))
+    return DistanceGrowth(np.array(sizes), *np.array(rows).T)
+
+
+def growth(sizes: tuple[int, ...]) -> DistanceGrowth:
+    """The growth from t = 0 to t = 1 along the flow.
+
+    >>> growth((1,)).one.round(5).tolist()
+    [2.71828]
+    """
+    rows = []
+    for n in sizes:
+        pair = _moves(n)
+        after = [of.flow(mu, average(), of.RK4(), t1=TIME, dt=TIME / 20, save_at=[TIME]).final for mu in pair]
+        rows.append(_gains(*pair, *after))
+    return DistanceGrowth(np.array(sizes), *np.array(rows).T)
+
+
+def _gains(mu: of.Particles, nu: of.Particles, after: Any, then: Any) -> list[float]:
+    one, two = (
+        (of.conditional_wasserstein(after, then, p) / of.conditional_wasserstein(mu, nu, p)).tolist()
+        for p in (1, 2)
+    )
+    return [one[0], two[0], two[1]]
+
+
+def reordered(n: int) -> Orders:
+    """A spiral read from inside and from outside.
+
+    >>> abs(reordered(4).plain[0].item()) < 1e-12
+    True
+    """
+    s = positions(n)
+    angle = 5.0 * s
+    x = (0.2 + 0.8 * s)[:, None] * torch.stack([angle.cos(), angle.sin()], -1)
+    offsets = 10.0 ** -torch.arange(1.0, 5.0).double()
+    mu, nu = of.Particles(x, label=s), of.Particles(x.flip(0), label=s)
+    near = of.Particles(x.flip(0) + offsets[:, None, None], label=s)
+    a, b, c = (of.flow(one, attention(), of.RK4(), t1=TIME, dt=0.05) for one in (mu, nu, near))
+    plain, conditional = (
+        np.array([float(d(u, v)) for u, v in zip(a.measures, b.measures, strict=True)])
+        for d in (of.wasserstein, of.conditional_wasserstein)
+    )
+    ratios = of.wasserstein(a.final, c.final) / of.wasserstein(mu, near)
+    return Orders(a, b, plain, conditional, offsets.numpy(), ratios.numpy())

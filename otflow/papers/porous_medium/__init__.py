@@ -1,0 +1,1 @@
+"""Slow diffusion: Barenblatt's profile, and two bumps that meet."""

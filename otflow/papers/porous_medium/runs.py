@@ -1,0 +1,191 @@
+"""The runs that the claims and the pictures of this room look at."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy import ndimage
+from torch import Tensor
+
+import otflow as of
+from otflow import closed_forms
+from otflow.reproduce.oracle import box, distance, unit
+
+TOL = {2.0: 3e-3, 4.0: 1e-2}  # of a step, for the same reason
+BUMPS = ((0.6, (-0.17, -0.1), 0.13), (0.4, (0.2, 0.13), 0.1))  # mass, centre, radius
+LINE_TAUS = (0.1, 0.05, 0.025)
+SEEN = 1e-6  # of the largest density: what is below does not count as support
+
+
+STEPPERS: dict[str, of.Stepper] = {"JKO": of.JKO(), "extrapolated": of.Extrapolated(of.JKO())}
+
+
+class BarenblattRun(NamedTuple):
+    """A run on a grid, every step of it."""
+
+    m: float
+    tau: float
+    t: np.ndarray
+    densities: list[of.Grid]
+    cost: Tensor
+    energy_gap: Tensor
+
+    @property
+    def energy(self) -> np.ndarray:
+        """int rho^m / (m - 1) at all times."""
+        F = of.PorousMedium(self.m)
+        return np.array([float(F(mu)) for mu in self.densities])
+
+    @property
+    def virial(self) -> np.ndarray:
+        """(M2' - M2 + W2^2) / (4 (m - 1) tau F(mu')) - 1 for every step."""
+        M2 = np.array([_second_moment(mu) for mu in self.densities])
+        moved = np.diff(M2) + self.cost.numpy()
+        return np.asarray(moved / (4 * (self.m - 1) * self.tau * self.energy[1:]) - 1)
+
+
+def growth(m: float) -> float:
+    """q = d (m - 1) + 2 in the plane.
+
+    >>> growth(2.0)
+    4.0
+    """
+    return 2 * (m - 1) + 2
+
+
+def radii(found: BarenblattRun) -> np.ndarray:
+    """The R of the exact scheme at all times of the run, in units of that at t = 1.
+
+    >>> len(radii(spread(32, 2.0, 1e-3, 2e-3, 1)))
+    2
+    """
+    R = [torch.tensor(found.t[0] ** (1 / growth(found.m)), dtype=torch.float64)]
+    for _ in found.cost:
+        R.append(closed_forms.barenblatt_radius_step(R[-1], found.tau, found.m, 2))
+    return np.array([float(r) for r in R])
+
+
+def exact_energy(R: np.ndarray, m: float) -> np.ndarray:
+    """int rho^m / (m - 1) of Barenblatt's profile, pi C^(pm + 1) / (k (pm + 1) (m - 1)) R^(-2(m - 1)).
+
+    >>> mu = unit(closed_forms.barenblatt_grid([box(64), box(64)], 0.2, 2.0), box(64))
+    >>> round(float(exact_energy(np.array(0.2), 2.0)) / float(of.PorousMedium(2.0)(mu)), 2)
+    1.0
+    """
+    C, k = closed_forms.barenblatt_constant(m, 2), (m - 1) / (2 * m * growth(m))
+    power = m / (m - 1) + 1
+    return np.asarray(math.pi * C**power / (k * power * (m - 1)) * R ** (-2 * (m - 1)))
+
+
+def _second_moment(mu: of.Grid) -> float:
+    x, w = mu.nodes()
+    return float((w * x.square().sum(-1)).sum())
+
+
+def descend(mu: of.Grid, m: float, t0: float, tau: float, steps: int, tol: float = 3e-3) -> BarenblattRun:
+    """JKO steps of int rho^m / (m - 1).
+
+    >>> start = unit(closed_forms.barenblatt_grid([box(32), box(32)], 0.2, 2.0), box(32))
+    >>> descend(start, 2.0, 0.0, 1e-3, 1).t.tolist()
+    [0.0, 0.001]
+    """
+    field = of.SteepestDescent(of.PorousMedium(m), of.Wasserstein())
+    traj = of.flow(mu, field, of.JKO(tol=tol), t0=t0, t1=t0 + steps * tau, dt=tau)
+    cost, gap = (traj.certificates[name][1:] for name in ("cost", "energy_gap"))
+    densities = [nu for nu in traj.measures if isinstance(nu, of.Grid)]
+    return BarenblattRun(m, tau, traj.ts.numpy(), densities, cost, gap)
+
+
+def spread(n: int, m: float, first: float, last: float, steps: int) -> BarenblattRun:
+    """Barenblatt's profile from the time ``first`` to ``last``, on n^2 cells of [-1/2, 1/2]^2.
+
+    >>> len(spread(32, 2.0, 1e-3, 2e-3, 1).densities)
+    2
+    """
+    start = closed_forms.barenblatt_grid([box(n), box(n)], first ** (1 / growth(m)), m)
+    return descend(unit(start, box(n)), m, first, (last - first) / steps, steps, TOL[m])
+
+
+def front(mu: of.Grid) -> float:
+    """The radius of the disc that is as large as the support.
+
+    >>> x = box(64)
+    >>> round(front(unit(closed_forms.barenblatt_grid([x, x], 0.2, 2.0), x)) - 0.357, 2)
+    0.0
+    """
+    return math.sqrt(float((mu.density > SEEN * mu.density.max()).sum()) * mu.cell / math.pi)
+
+
+def bump(n: int, mass: float, centre: tuple[float, float], radius: float) -> Tensor:
+    """Barenblatt's profile, m = 2, of this mass about another centre, as means over n^2 cells.
+
+    >>> round(float(bump(32, 0.5, (0.1, 0.0), 0.2).mean()), 4)
+    0.5
+    """
+    R = radius / closed_forms.barenblatt_radius(1.0, 2.0, 2, mass=mass).item()
+    return closed_forms.barenblatt_grid([box(n) - c for c in centre], R, 2.0, mass=mass)
+
+
+def two_bumps(n: int) -> of.Grid:
+    """The start: two discs that do not touch.
+
+    >>> fronts(two_bumps(64))
+    2
+    """
+    return unit(sum((bump(n, *one) for one in BUMPS), start=torch.zeros(n, n, dtype=torch.float64)), box(n))
+
+
+def fronts(mu: of.Grid) -> int:
+    """The number of connected components of the support.
+
+    >>> fronts(unit(torch.eye(4).double(), box(4)))
+    4
+    """
+    return int(ndimage.label(mu.density.numpy() > SEEN * float(mu.density.max()))[1])
+
+
+def alone(n: int, tau: float, steps: int) -> list[Tensor]:
+    """Both bumps by the exact scheme, each as if it were alone, as long as they do not touch.
+
+    >>> len(alone(32, 1e-5, 3)), len(alone(32, 1e-2, 3))
+    (4, 1)
+    """
+    gap = math.dist(*(centre for _, centre, _ in BUMPS))
+    ones = torch.stack([closed_forms.barenblatt_radius(1.0, 2.0, 2, mass=mass) for mass, _, _ in BUMPS])
+    R = torch.tensor([r for _, _, r in BUMPS], dtype=torch.float64) / ones
+    out = []
+    for _ in range(steps + 1):
+        radius = (R * ones).tolist()
+        if sum(radius) >= gap:
+            break
+        out.append(
+            sum(
+                (bump(n, mass, c, r) for (mass, c, _), r in zip(BUMPS, radius, strict=True)),
+                start=torch.zeros(n, n, dtype=torch.float64),
+            )
+        )
+        R = closed_forms.barenblatt_radius_step(R, tau, 2.0, 2)
+    return out
+
+
+def on_line(m: float, name: str, n: int) -> dict[float, float]:
+    """W2 to Barenblatt's profile on the line at t = 1.5, from t = 1, for every tau; extrapolated in the mesh.
+
+    >>> errors = on_line(2.0, "JKO", 100)
+    >>> errors[0.025] < errors[0.1]
+    True
+    """
+    field = of.SteepestDescent(of.PorousMedium(m), of.Wasserstein())
+
+    def end(k: int, tau: float) -> of.Quantiles:
+        mu = of.Quantiles.from_ppf(lambda s: closed_forms.barenblatt_quantile(s, 1.0, m), k)
+        final = of.flow(mu, field, STEPPERS[name], t1=0.5, dt=tau, save_at=[0.0]).final
+        return of.Quantiles(final.coords[0], mu.levels)
+
+    def exact(s: np.ndarray) -> np.ndarray:
+        return closed_forms.barenblatt_quantile(s, 1.5 ** (1 / (m + 1)), m).numpy()
+
+    return {tau: distance(of.richardson(end(n, tau), end(2 * n, tau)), exact) for tau in LINE_TAUS}

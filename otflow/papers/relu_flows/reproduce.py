@@ -1,0 +1,154 @@
+"""One ReLU neuron at a time permutes a picture and follows a diffeomorphism
+
+The flow of x' = w (a.x + b)_+ with piecewise constant w, a, b is a composition of maps that are known in
+closed form, and so are its inverse and its Jacobian. Geshkovski and Ruiz-Balet (2026) show that such flows
+approximate any diffeomorphism in L^p, together with the law that it carries, and how many switches of the
+weights are needed. Known to us are the abstract and the statements therein; the constructions are ours.
+
+Shears keep volume. Five staircases of shears permute the cells of a square in any order, and off thin strips
+the permutation is exact: a picture is scrambled, and the reversed flow puts it together again. A
+diffeomorphism is approximated by a shear, one monotone map of x_1, which has all of the Jacobians, and a
+permutation of slivers. The error decays like the size of the mesh, and so does the total variation between
+the laws that the flow and the map make of a uniform one.
+
+A velocity that is a sum of many neurons needs no mesh. Neurons drawn at random, each for a short time, follow
+it with an error of M^(-1/2) for M pieces, in any dimension; sweeps through all of them have an error of 1 /
+M.
+"""
+
+from __future__ import annotations
+
+import math
+
+from otflow.papers.relu_flows.runs import (
+    CELLS,
+    DELTA,
+    DIMENSIONS,
+    Neurons,
+    Permuted,
+    Polars,
+    approximated,
+    drawn,
+    permutation,
+)
+from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.fits import slope
+
+PAPER = "Geshkovski, Ruiz-Balet 2026, arXiv 2602.08606"
+OURS = "otflow.papers.relu_flows"
+
+
+def run(*, quick: bool, progress: Progress) -> Result:
+    """All flows, all claims, all figures."""
+    from otflow.papers.relu_flows import draw
+
+    progress(0.0, "permutations")
+    permuted = [permutation(K, 100_000 if quick else 1_000_000) for K in CELLS]
+    progress(0.2, "polar maps")
+    polars = approximated((4, 8, 16) if quick else (4, 8, 16, 32))
+    progress(0.5, "neurons")
+    neurons = drawn((25, 100, 400) if quick else (50, 200, 800, 3200), 16)
+    progress(0.9, "claims")
+    claims = [*_permutation_claims(permuted), *_polar_claims(polars), *_neuron_claims(neurons)]
+    figures = {
+        "permutation": draw.scrambled(),
+        "polar": draw.twisted(polars),
+        "rates": draw.rates(polars, neurons),
+    }
+    data = {"cells": polars.K, "l2": polars.l2, "tv": polars.tv, "M": neurons.M, "trotter": neurons.trotter}
+    return Result(claims, figures, data | {f"maurey_{d}": e for d, e in neurons.maurey.items()})
+
+
+# --- what is computed ----------------------------------------------------------------------------------
+
+
+# --- claims --------------------------------------------------------------------------------------------
+
+
+def _permutation_claims(permuted: list[Permuted]) -> list[Claim]:
+    claims = []
+    for p in permuted:
+        claims += [
+            Claim.equal(
+                f"{p.K} x {p.K} cells: pieces of the permutation, 6 K^2 + 4 K - 7",
+                f"{OURS}.permutation",
+                predicted=6 * p.K**2 + 4 * p.K - 7,
+                measured=p.pieces,
+            ),
+            Claim.at_most(
+                f"{p.K} x {p.K} cells: share of points that do not go where the permutation says",
+                f"{PAPER}: permutations by shears; strips of measure 4 (K - 1) delta",
+                bound=4 * (p.K - 1) * DELTA,
+                measured=p.wrong,
+                slack=0.5,
+            ),
+        ]
+    return [
+        *claims,
+        Claim.equal(
+            "permutations keep volume: largest |log det|",
+            f"{PAPER}: permutations by shears",
+            predicted=0.0,
+            measured=max(p.log_det for p in permuted),
+        ),
+        Claim.at_most(
+            "permutations: forward, then inverse, off strips (largest error)",
+            f"{OURS}.PiecewiseFlow",
+            bound=1e-13,
+            measured=max(p.back for p in permuted),
+        ),
+    ]
+
+
+def _polar_claims(polars: Polars) -> list[Claim]:
+    return [
+        Claim.equal(
+            "a swirl with a stretch: exponent of the L2 error against the cells along a side",
+            f"{PAPER}: switches scale at best like eps^-d",
+            predicted=-1.0,
+            measured=slope(polars.K, polars.l2),
+            atol=0.15,
+        ),
+        Claim.equal(
+            "the images of the uniform law: exponent of total variation",
+            f"{PAPER}: convergence of laws in total variation",
+            predicted=-1.0,
+            measured=slope(polars.K, polars.tv),
+            atol=0.25,
+        ),
+        Claim.at_most(
+            "share of points whose log det is not that of their cell",
+            f"{OURS}.polar",
+            bound=1e-4,
+            measured=1 - polars.same,
+        ),
+    ]
+
+
+def _neuron_claims(neurons: Neurons) -> list[Claim]:
+    constants = [errors[-1] * math.sqrt(neurons.M[-1]) for errors in neurons.maurey.values()]
+    return [
+        *(
+            Claim.equal(
+                f"neurons at random in dimension {d}: exponent of the error against pieces",
+                f"{PAPER}: eps^-2 switches by Maurey's argument",
+                predicted=-0.5,
+                measured=slope(neurons.M, errors),
+                atol=0.1,
+            )
+            for d, errors in neurons.maurey.items()
+        ),
+        Claim.at_most(
+            f"error times M^(1/2): largest over smallest of the dimensions {', '.join(map(str, DIMENSIONS))}",
+            f"{PAPER}: no curse of dimension",
+            bound=2.0,
+            measured=max(constants) / min(constants),
+        ),
+        Claim.equal(
+            "neurons in turn: exponent of the error against sweeps",
+            f"{OURS}.lie_trotter",
+            predicted=-1.0,
+            measured=slope(neurons.sweeps, neurons.trotter),
+            atol=0.1,
+        ),
+    ]

@@ -1,0 +1,51 @@
+"""The runs that the claims and the pictures of this room look at."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import norm
+
+from otflow.papers import relu_flows as rf
+
+MIXTURE = rf.Mixture1d([0.3, 0.7], [norm(-2, 0.5), norm(1, 0.8)])
+LINE = (4, 8, 16, 32, 64, 128)
+LEVELS = np.geomspace(1e-12, 1e-2, 41)
+Array = np.ndarray
+
+
+class Plane(NamedTuple):
+    """Runs in the plane for several K, as they are and with medians off."""
+
+    K: tuple[int, ...]
+    plain: list[rf.Transport]
+    centred: list[rf.Transport]
+
+
+def curved(j: int, y: Array) -> Any:
+    """x_1 ~ N(0, 1), x_2 | x_1 ~ N(0.6 (x_1^2 - 1), (0.5 + 0.2 tanh x_1)^2).
+
+    >>> float(curved(1, np.array([[1.0]])).mean()[0])
+    0.0
+    """
+    if j == 0:
+        return norm(np.zeros(len(y)), 1)
+    return norm(0.6 * (y[:, 0] ** 2 - 1), 0.5 + 0.2 * np.tanh(y[:, 0]))
+
+
+def in_the_plane(cells: tuple[int, ...], samples: int) -> Plane:
+    """Knothe-Rosenblatt maps from a standard Gaussian, with strips so thin that they do not count."""
+    base = [norm(), norm()]
+    plain, centred = (
+        [rf.knothe_rosenblatt(base, curved, K, centre=c, delta=1e-8, samples=samples) for K in cells]
+        for c in (False, True)
+    )
+    return Plane(cells, plain, centred)
+
+
+def beyond(run: rf.Transport, law: Any) -> Array:
+    """u g(u), the part of KL in d log u at upper quantile u: KL is finite if it decays as u falls."""
+    y = np.asarray(law.isf(LEVELS))
+    image = run.flow.log_density(y[:, None], lambda x: norm.logpdf(x[..., 0]))
+    return np.asarray(LEVELS * np.abs(law.logpdf(y) - image.numpy()))

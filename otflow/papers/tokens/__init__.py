@@ -1,0 +1,1 @@
+"""Tokens on circles and spheres, which several papers share."""

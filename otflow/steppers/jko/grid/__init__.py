@@ -1,0 +1,1 @@
+"""Minimising movements of densities on grids."""

@@ -1,0 +1,1 @@
+"""Optimal transport between Gaussians, in closed form."""

@@ -1,0 +1,104 @@
+"""A chain of distances: pairs of measures along time, each solved from where the one before ended."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from otflow.base import checks
+from otflow.base.errors import ConvergenceError
+from otflow.measures import Gaussian, Measure, Particles, Quantiles
+from otflow.transport.bures.geometry import bures_wasserstein
+from otflow.transport.exact.conditional import conditional_wasserstein
+from otflow.transport.exact.wasserstein import w2
+
+Distance = Callable[..., Any]  # of(mu, nu) -> Tensor, or of(mu, nu, start=...) -> something with a distance
+
+
+def chain(
+    ts: Sequence[float], pairs: Iterable[tuple[Measure, Measure]], of: Distance, *, progress: bool = False
+) -> Tensor:
+    """of(mu, nu) for each pair, shape (T, *batch); the times ts are for messages.
+
+    A function whose result has a ``distance``, as plans have, is asked for that; if it takes ``start=`` as
+    well, it gets the result of the pair before. A solve that does not converge does not stop the others: the
+    error comes at the end, with all values as they were computed.
+    """
+    warm, last = _takes_start(checks.function(of, "of")), None
+    values: list[Tensor] = []
+    failures: list[str] = []
+    for t, (mu, nu) in zip(ts, tqdm(pairs, total=len(ts), disable=not progress, unit="pair"), strict=True):
+        try:
+            last = of(mu, nu) if last is None else of(mu, nu, start=last)
+            value = getattr(last, "distance", None)
+        except ConvergenceError as error:
+            last, value = None, getattr(error.result, "distance", error.result)
+            failures.append(f"t = {t:g}: {error}")
+        values.append(_number(last if value is None else value, failed=last is None))
+        last = last if warm and value is not None else None
+    out = torch.stack(torch.broadcast_tensors(*values))
+    if failures:
+        raise ConvergenceError(
+            f"{len(failures)} of {len(ts)} distances did not converge, first at {failures[0]} "
+            "All values are in the .result of this exception.",
+            out,
+        )
+    return out
+
+
+@singledispatch
+def geodesic(mu: Measure, nu: Measure, *, start: Any = None) -> Any:
+    """W2 as `distance` understands it: a distance, or a plan that has one and may serve as ``start``."""
+    return w2(mu, nu, start=start)
+
+
+@geodesic.register(Gaussian)
+def _(mu: Gaussian, nu: Measure, *, start: Any = None) -> Tensor:
+    return bures_wasserstein(mu, checks.instance(nu, Gaussian, "nu"))
+
+
+@geodesic.register(Quantiles)
+def _(mu: Quantiles, nu: Measure, *, start: Any = None) -> Any:
+    return mu.distance(checks.instance(nu, Quantiles, "nu"))
+
+
+@geodesic.register(Particles)
+def _(mu: Particles, nu: Measure, *, start: Any = None) -> Any:
+    labelled = [one.label is not None for one in (mu, nu) if isinstance(one, Particles)]
+    if len(set(labelled)) > 1:
+        checks.fail(
+            "nu",
+            repr(nu),
+            "only one of the measures has labels",
+            "label both, or ignore labels with wasserstein",
+        )
+    together = len(labelled) == 2 and all(labelled)
+    return conditional_wasserstein(mu, nu) if together else w2(mu, nu, start=start)
+
+
+def _takes_start(of: Distance) -> bool:
+    try:
+        return "start" in inspect.signature(of).parameters
+    except ValueError:  # some functions written in C keep their signature to themselves
+        return False
+
+
+def _number(value: Any, *, failed: bool) -> Tensor:
+    """A distance, plain numbers in double precision; NaN for whoever catches a failure that left none."""
+    if isinstance(value, Tensor):
+        return value
+    array = np.asarray(value)
+    if array.dtype.kind in "biuf":
+        return torch.from_numpy(array)
+    if not failed:
+        checks.fail(
+            "of(mu, nu)", f"{value!r:.60}", "a distance is a number or a tensor", "check the function"
+        )
+    return torch.tensor(torch.nan, dtype=torch.float64)

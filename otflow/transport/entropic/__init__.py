@@ -1,0 +1,1 @@
+"""Entropic optimal transport: one scaling problem, several engines, derivatives of its solution."""

@@ -1,0 +1,395 @@
+"""Entropic optimal transport and the Sinkhorn divergence between clouds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import singledispatch
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from otflow.base import checks, status
+from otflow.base.errors import ConvergenceError, DerivativeError, NotFiniteError
+from otflow.base.spaces import Euclidean
+from otflow.measures import Gaussian, Measure
+from otflow.transport.comparable import Pair, merge, pair
+from otflow.transport.entropic.costs import Cost, PowerCost, as_cost
+from otflow.transport.entropic.engines import Engine, Scaling, scale
+from otflow.transport.entropic.implicit import DualPieces, dual, plain
+from otflow.transport.entropic.log_kernel import Bilinear, LogKernel, Pairwise
+from otflow.transport.entropic.newton import NewtonSinkhorn
+from otflow.transport.entropic.scaling import AbsorbedKernel
+
+DIFFERENCES = 2**22  # pairs up to which costs come from differences rather than from scalar products
+MATRIX = 2**27  # entries of a plan that `matrix` is willing to make
+
+
+@dataclass(frozen=True, eq=False)
+class EntropicPlan:
+    """P_ij = a_i b_j exp((f_i + g_j - c_ij) / eps), the solution of `sinkhorn`, as its potentials.
+
+    Attributes:
+        f, g: potentials (*batch, n) and (*batch, m), in float64; the rows of P sum to a.
+        eps: the regularisation.
+        regularised_cost: <P, c> + eps KL(P | a b), (*batch,), as the dual value <a, f> + <b, g>: a lower
+            bound of it however large the marginal error is. Has derivatives in points and weights.
+        error: L1 distance of the columns of P from b, measured at f and g, (*batch,).
+        status: "ok", "stalled" or "max_iter", an array of these for a batch.
+        sweeps: how many sweeps through the kernel it took.
+    """
+
+    f: Tensor
+    g: Tensor
+    eps: float
+    regularised_cost: Tensor
+    error: Tensor
+    status: Any
+    sweeps: int
+    problem: EntropicProblem = field(repr=False)
+    scaled: tuple[Tensor, Tensor] = field(repr=False)  # F and G, which keep digits that f and g may lose
+
+    @property
+    def batch(self) -> torch.Size:
+        """Shape of the leading axes."""
+        return self.problem.pair.batch
+
+    @property
+    def converged(self) -> bool:
+        """Whether the status is "ok" throughout."""
+        return _worst(self.status) == "ok"
+
+    @property
+    def transport_cost(self) -> Tensor:
+        """<P, c>, (*batch,): an upper bound of the optimal cost, up to the marginal error; no derivatives."""
+        return self.problem.transport_cost(self.scaled).to(self.regularised_cost.dtype)
+
+    @property
+    def distance(self) -> Tensor:
+        """transport_cost^(1/p) for the cost d^p, (*batch,), without derivatives."""
+        cost = self.problem.cost
+        if not isinstance(cost, PowerCost):
+            checks.fail("cost", repr(cost), "only powers of a distance have one", "look at transport_cost")
+        return self.transport_cost.clamp(min=0) ** (1 / cost.p)
+
+    def barycentric(self) -> Tensor:
+        """x_i -> sum_j P_ij y_j / a_i, (*batch, n, d): where the plan sends x_i on average.
+
+        On a sphere the points are averaged as vectors of the space around it.
+        """
+        if not self.problem.pair.space.linear:
+            checks.fail(
+                "space", self.problem.pair.space, "points that wrap around have no average", "use average"
+            )
+        return self.average(
+            plain(self.problem.pair.y).reshape((*self.problem.pair.batch, *self.problem.pair.y.shape[1:]))
+        )
+
+    @torch.no_grad()
+    def average(self, v: Tensor) -> Tensor:
+        """sum_j P_ij v_j / a_i, (*batch, n, e), for values v (*batch, m, e) on nu; the plan is not formed."""
+        both, (_, G) = self.problem.pair, self.scaled
+        v = checks.tensor(v, "v").double()
+        if v.ndim < 2 or v.shape[-2] != G.shape[-1]:
+            checks.fail("v.shape", tuple(v.shape), f"(*batch, {G.shape[-1]}, e) is needed", "reshape v")
+        flat = merge(v, both.batch, 2)
+        out, _ = self.problem.scores.attend(flat, G + plain(both.v).log())
+        return out.reshape(*both.batch, *out.shape[1:]).to(self.regularised_cost.dtype)
+
+    @torch.no_grad()
+    def matrix(self) -> Tensor:
+        """P, (*batch, n, m), without derivatives."""
+        both, (F, G) = self.problem.pair, self.scaled
+        if self.problem.scores.shape.numel() > MATRIX:
+            checks.fail(
+                "P", tuple(self.problem.scores.shape), "that is too large", "use average or barycentric"
+            )
+        S = self.problem.scores.dense().add_(F[..., :, None]).add_(G[..., None, :])
+        P = S.exp_() * plain(both.w)[..., :, None] * plain(both.v)[..., None, :]
+        return P.reshape(*both.batch, *P.shape[1:])
+
+    def __repr__(self) -> str:
+        size, error = f"{self.f.shape[-1]} x {self.g.shape[-1]}", float(self.error.max())
+        return f"EntropicPlan({size}, eps={self.eps:g}, error={error:.1e}, {_worst(self.status)!r})"
+
+
+@dataclass(frozen=True)
+class EntropicProblem:
+    """Two clouds, a cost and eps, with scores S such that c / eps = row_i + column_j - S_ij."""
+
+    pair: Pair
+    cost: Cost
+    eps: float
+    scores: LogKernel
+    row: Tensor  # (B, n)
+    column: Tensor  # (B, m)
+
+    def kernel(self) -> AbsorbedKernel:
+        p = self.pair
+        symmetric = p.x is p.y and p.w is p.v and self.cost.symmetric
+        return AbsorbedKernel(self.scores, plain(p.w).log(), plain(p.v).log(), symmetric)
+
+    def potentials(self, s: Scaling) -> tuple[Tensor, Tensor]:
+        """f and g in units of the cost, (*batch, n) and (*batch, m)."""
+        return self._batched(self.eps * (s.F + self.row)), self._batched(self.eps * (s.G + self.column))
+
+    def scaled(self, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """F and G, the inverse of `potentials`."""
+        return f.reshape(self.row.shape) / self.eps - self.row, g.reshape(
+            self.column.shape
+        ) / self.eps - self.column
+
+    def value(self, s: Scaling) -> Tensor:
+        """<a, f> + <b, g>, (*batch,), with derivatives if clouds or cost ask for them."""
+        f, g = self.potentials(s)
+        a, b = (self._batched(plain(w)) for w in (self.pair.w, self.pair.v))
+        number = torch.where(a > 0, a * f, 0.0).sum(-1) + torch.where(b > 0, b * g, 0.0).sum(-1)
+        if not (self.cost.learns(self.pair.x, self.pair.y) or self.pair.moves):
+            return number
+        follows = self._batched(self._traced(s))
+        return number + self.eps * (follows - plain(follows))
+
+    def _traced(self, s: Scaling) -> Tensor:
+        """The dual value over eps, (B,), up to rounding, as a function of points, weights and matrix."""
+        p, G = self.pair, s.G + self.column
+        f = self.cost.features(p.x, p.y, p.space, self.eps)
+        if self.cost.learns(p.x, p.y) and f is not None:  # the matrix of a bilinear cost moves the features
+            return dual(_products, _products, f.q, f.k, p.w, p.v, G)
+        twice = self._features if f is not None else None
+        if f is None or isinstance(self.scores, Pairwise):
+            return dual(self._differences, twice, p.x, p.y, p.w, p.v, G)
+        return dual(self._features, twice, p.x, p.y, p.w, p.v, G - plain(f.column))
+
+    def _features(self, x: Tensor, y: Tensor) -> DualPieces:
+        f = self.cost.features(x, y, self.pair.space, self.eps)
+        if f is None:
+            raise DerivativeError(f"{self.cost} is not made of scalar products")
+        return DualPieces(Bilinear(f.q, f.k), f.row, f.column)
+
+    def _differences(self, x: Tensor, y: Tensor) -> DualPieces:
+        row, column = torch.zeros_like(x[..., 0]), torch.zeros_like(y[..., 0])
+        one = torch.ones_like(row[:, 0])
+        return DualPieces(Pairwise(self.cost, x, y, self.pair.space, self.eps, one), row, column)
+
+    @torch.no_grad()
+    def transport_cost(self, scaled: tuple[Tensor, Tensor]) -> Tensor:
+        if self.pair.forward:
+            raise DerivativeError("transport_cost has no derivatives; regularised_cost has")
+        bias = scaled[1] + self.pair.v.log()
+        column = self.scores.attend(self.column[..., None], bias)[0][..., 0]
+        cost = self.row + column - self.scores.expected(bias)
+        return self._batched(self.eps * (self.pair.w * cost).sum(-1))
+
+    def _batched(self, a: Tensor) -> Tensor:
+        return a.reshape((*self.pair.batch, *a.shape[1:]))
+
+
+def _products(q: Tensor, k: Tensor) -> DualPieces:
+    return DualPieces(Bilinear(q, k), torch.zeros_like(q[..., 0]), torch.zeros_like(k[..., 0]))
+
+
+@torch.no_grad()
+def _problem(both: Pair, cost: Cost, eps: float) -> EntropicProblem:
+    x, y = plain(both.x), plain(both.y)
+    if x.shape[0] * x.shape[1] * y.shape[1] > DIFFERENCES:
+        f = cost.features(x, y, both.space, eps)
+        if f is not None:
+            return EntropicProblem(both, cost, eps, Bilinear(f.q, f.k), f.row, f.column)
+    x, y, row, column = cost.parts(x, y, both.space, eps)
+    one = torch.ones(len(x), dtype=x.dtype, device=x.device)
+    return EntropicProblem(both, cost, eps, Pairwise(cost, x, y, both.space, eps, one), row, column)
+
+
+def sinkhorn(
+    mu: Measure,
+    nu: Measure,
+    eps: float,
+    *,
+    cost: Any = None,
+    engine: Engine | None = None,
+    tol: float = 1e-9,
+    max_iter: int = 10_000,
+    start: EntropicPlan | None = None,
+    on_failure: Literal["raise", "return"] = "raise",
+) -> EntropicPlan:
+    """min <P, c> + eps KL(P | a b) over couplings P of mu and nu (Cuturi 2013; Peyre and Cuturi 2019, (4.2)).
+
+    Everything is computed in the log domain or with absorbed potentials, in float64, and the marginal error
+    is measured at the potentials that are returned. Costs are on the scale of the data: eps = 0.01 blurs
+    positions by about 0.1 for the squared distance, which carries no factor 1/2.
+
+    Args:
+        mu, nu: `Particles` or `Grid` on the same space; batches broadcast, labels are ignored.
+        eps: regularisation, > 0, in units of the cost.
+        cost: a `Cost` such as `PowerCost(p)` or `BilinearCost(A)`, or a function c(x, y) that broadcasts
+            (*batch, n, 1, d) against (*batch, 1, m, d); the squared geodesic distance by default.
+        engine: who computes, `NewtonSinkhorn()` by default, or `POT()` or `GeomLoss()`.
+        tol: L1 marginal error to be reached; max_iter: limit on the sweeps.
+        start: the solution of a nearby problem of the same shape.
+        on_failure: "raise" a `ConvergenceError` that carries the plan, or "return" the plan with its status.
+
+    >>> import otflow as of
+    >>> mu, nu = of.Particles([[0.0], [1.0]]), of.Particles([[0.0], [3.0]])
+    >>> plan = sinkhorn(mu, nu, eps=0.1)
+    >>> plan.matrix().round(decimals=4)
+    tensor([[0.5000, 0.0000],
+            [0.0000, 0.5000]], dtype=torch.float64)
+    >>> round(plan.transport_cost.item(), 4)
+    2.0
+    """
+    plan = _solve(_problem_of(mu, nu, eps, cost), engine, tol, max_iter, start)
+    plan = replace(plan, regularised_cost=_cast(plan.regularised_cost, mu.dtype))
+    return _trusted(plan) if checks.raises(on_failure) else plan
+
+
+def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+    out = value.to(dtype)
+    if bool((torch.isfinite(value) & ~torch.isfinite(out)).any()):
+        raise NotFiniteError(f"entropic transport: the cost leaves the range of {dtype}", value)
+    return out
+
+
+def _problem_of(mu: Measure, nu: Measure, eps: float, cost: Any) -> EntropicProblem:
+    both = pair(mu, nu)
+    if nu is mu:  # say so, and the symmetric iteration is used
+        both = both._replace(y=both.x, v=both.w)
+    return _problem(both, as_cost(cost), checks.positive(eps, "eps"))
+
+
+def _solve(
+    problem: EntropicProblem, engine: Engine | None, tol: float, max_iter: int, start: EntropicPlan | None
+) -> EntropicPlan:
+    engine = NewtonSinkhorn() if engine is None else checks.instance(engine, Engine, "engine")
+    tol, max_iter = checks.positive(tol, "tol"), checks.count(max_iter, "max_iter")
+    with torch.no_grad():
+        G = _start(problem, start)
+        kernel = problem.kernel()
+        s = _legible(kernel, scale(kernel, engine, tol=tol, max_iter=max_iter, start=G), tol)
+        f, g = problem.potentials(s)
+    value, batch = problem.value(s), problem.pair.batch
+    codes = status.names(s.codes.reshape(batch))
+    return EntropicPlan(
+        f, g, problem.eps, value, s.error.reshape(batch), codes, s.sweeps, problem, (s.F, s.G)
+    )
+
+
+def _legible(kernel: AbsorbedKernel, s: Scaling, tol: float) -> Scaling:
+    """Potentials without a digit behind the point cannot show what the marginals are."""
+    digit = 2.0**-53 * (_largest(s.F, kernel.loga) + _largest(s.G, kernel.logb))
+    error = torch.where(digit > max(tol, 1e-4), torch.maximum(s.error, digit), s.error)
+    codes = torch.where((error > tol) & (s.codes == 0), status.code("stalled"), s.codes)
+    return replace(s, error=error, codes=codes)
+
+
+def _largest(potential: Tensor, logw: Tensor) -> Tensor:
+    """max |potential| over the atoms with mass."""
+    return torch.where(torch.isfinite(logw), potential.abs(), 0.0).amax(-1)
+
+
+def _start(problem: EntropicProblem, start: EntropicPlan | None) -> Tensor | None:
+    if start is None:
+        return None
+    checks.instance(start, EntropicPlan, "start")
+    shapes = (problem.pair.batch, *problem.scores.shape[1:])
+    if (start.g.shape[:-1], start.f.shape[-1], start.g.shape[-1]) != shapes:
+        checks.fail("start", repr(start), f"a plan of shape {shapes} is needed", "leave start out")
+    return problem.scaled(start.f, start.g)[1]
+
+
+def _trusted(plan: EntropicPlan) -> EntropicPlan:
+    if not plan.converged:
+        raise ConvergenceError(_complaint(plan), plan)
+    return plan
+
+
+def _complaint(plan: EntropicPlan) -> str:
+    return (
+        f"entropic transport with eps = {plan.eps:g}: marginal error {float(plan.error.max()):.2e} after "
+        f"{plan.sweeps} sweeps ({_worst(plan.status)}); raise eps or tol, or max_iter if that was reached; "
+        'sinkhorn(..., on_failure="return") returns the plan as it is.'
+    )
+
+
+def _worst(codes: Any) -> str:
+    names = [codes] if isinstance(codes, str) else codes.ravel().tolist()
+    return next((name for name in names if name != "ok"), "ok")
+
+
+@singledispatch
+def sinkhorn_divergence(
+    mu: Measure,
+    nu: Measure,
+    eps: float,
+    *,
+    cost: Any = None,
+    engine: Engine | None = None,
+    tol: float = 1e-9,
+    max_iter: int = 10_000,
+) -> Tensor:
+    """OT_eps(mu, nu) - (OT_eps(mu, mu) + OT_eps(nu, nu)) / 2, shape (*batch,) (Feydy et al. 2019, (3)).
+
+    Zero at mu = nu and positive elsewhere for powers p <= 2 of the Euclidean distance; for small eps it is
+    close to the transport cost, for large eps to the squared MMD with kernel -c/2. The three terms are
+    computed apart, so differences below about 1e-15 times their size are rounding; a negative result within
+    the rounding and the marginal errors is returned as 0. Two Gaussians are compared in closed form.
+
+    Arguments as for `sinkhorn`; a `ConvergenceError` is raised if one of the three problems fails.
+
+    >>> import otflow as of
+    >>> mu, nu = of.Particles([[0.0], [1.0]]), of.Particles([[2.0], [3.0]])
+    >>> round(sinkhorn_divergence(mu, nu, eps=10.0).item(), 6)  # a translation by 2
+    4.0
+    """
+
+    pairs = (mu, nu), (mu, mu), (nu, nu)
+    known: dict[tuple[int, int], EntropicPlan] = {}  # a measure against itself is one problem, not three
+    for one, other in pairs:
+        if (id(one), id(other)) not in known:
+            problem = _problem_of(one, other, eps, cost)
+            known[id(one), id(other)] = _solve(problem, engine, tol, max_iter, None)
+    plans = [known[id(one), id(other)] for one, other in pairs]
+    across, own, other_own = (plan.regularised_cost for plan in plans)
+    value = across - (own + other_own) / 2
+    failed = [plan for plan in plans if not plan.converged]
+    if failed:
+        raise ConvergenceError(f"Sinkhorn divergence: {_complaint(failed[0])}", value.to(mu.dtype))
+    return _cast(_nonnegative(value, plans), mu.dtype)
+
+
+@sinkhorn_divergence.register(Gaussian)
+def _(
+    mu: Gaussian,
+    nu: Measure,
+    eps: float,
+    *,
+    cost: Any = None,
+    engine: Engine | None = None,
+    tol: float = 1e-9,
+    max_iter: int = 10_000,
+) -> Tensor:
+    from otflow.transport.bures.entropic import gaussian_sinkhorn_divergence
+
+    if cost is not None:
+        checks.fail("cost", repr(cost), "Gaussians are compared by the squared distance", "leave cost out")
+    return gaussian_sinkhorn_divergence(mu, checks.instance(nu, Gaussian, "nu"), eps)
+
+
+def _nonnegative(value: Tensor, plans: list[EntropicPlan]) -> Tensor:
+    """Clamp what rounding and marginal errors explain; refuse what they do not."""
+    problem = plans[0].problem
+    if not (
+        isinstance(problem.cost, PowerCost)
+        and problem.cost.p <= 2
+        and isinstance(problem.pair.space, Euclidean)
+    ):
+        return value  # with other costs a divergence may be negative in earnest
+    swing = [(plan.g.amax(-1) - plan.g.amin(-1)) * plan.error for plan in plans]
+    size = [plan.regularised_cost.detach().abs() for plan in plans]
+    bound = 1e-12 * torch.stack(torch.broadcast_tensors(*size)).sum(0) + torch.stack(
+        torch.broadcast_tensors(*swing)
+    ).sum(0).to(value.dtype)
+    if bool((value < -bound).any()):
+        raise ConvergenceError(
+            f"Sinkhorn divergence = {float(value.min()):.3g}, below zero by more than its error bound.", value
+        )
+    return torch.where(value < 0, value - plain(value), value)  # rounding hides the value, not its slope

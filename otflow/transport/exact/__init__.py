@@ -1,0 +1,1 @@
+"""Exact optimal transport: solved, proved, and differentiated."""

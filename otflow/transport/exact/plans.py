@@ -1,0 +1,133 @@
+"""Transport plans: sparse, with potentials that prove how good they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from otflow.base import checks, status
+
+LARGEST = 2**27  # entries of a dense plan
+
+
+class Coupling(NamedTuple):
+    """Plans on one flat batch axis, their costs and potentials in units of unit^p."""
+
+    rows: Tensor  # (B, k)
+    cols: Tensor  # (B, k)
+    mass: Tensor  # (B, k)
+    f: Tensor  # (B, n)
+    g: Tensor  # (B, m)
+    value: Tensor  # (B,)
+    bound: Tensor  # (B,)
+    unit: Tensor  # (B,)
+    codes: Tensor  # (B,)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan:
+    """An optimal coupling P of two measures for the cost d(x, y)^p, with a proof of optimality.
+
+    The potentials satisfy f_i + g_j <= d(x_i, y_j)^p, so that
+
+        bound = sum_i mu_i f_i + sum_j nu_j g_j  <=  W_p^p  <=  value = sum_k mass_k d(x_rows_k, y_cols_k)^p,
+
+    all up to a few units of rounding. Everything here is a number in double precision, without derivatives:
+    `wasserstein` has them.
+
+    >>> import otflow as of
+    >>> from otflow.transport.exact.wasserstein import solve
+    >>> plan = solve(of.Particles([[0.0], [1.0]]), of.Particles([[3.0], [1.0]]))
+    >>> plan
+    Plan(n=2, m=2, p=2, distance=1.58114, gap=0, status='ok')
+    >>> plan.matrix()
+    tensor([[0.0000, 0.5000],
+            [0.5000, 0.0000]], dtype=torch.float64)
+    """
+
+    p: float
+    rows: Tensor  # (*batch, k), long
+    cols: Tensor  # (*batch, k), long
+    mass: Tensor  # (*batch, k), padded by zeros
+    f: Tensor  # (*batch, n)
+    g: Tensor  # (*batch, m)
+    value: Tensor  # (*batch,), W_p^p
+    distance: Tensor  # (*batch,), W_p
+    bound: Tensor  # (*batch,)
+    gap: Tensor  # (*batch,), |value - bound| / value, 0 if the value is 0
+    codes: Tensor  # (*batch,)
+
+    @property
+    def status(self) -> Any:
+        """How it ended: a string, or an array of strings for a batch."""
+        return status.names(self.codes)
+
+    @property
+    def batch(self) -> torch.Size:
+        return self.value.shape
+
+    def matrix(self) -> Tensor:
+        """The dense plan P, (*batch, n, m)."""
+        n, m = self.f.shape[-1], self.g.shape[-1]
+        if self.batch.numel() * n * m > LARGEST:
+            checks.fail(
+                "the shape of the plan",
+                (*self.batch, n, m),
+                f"a dense plan may have {LARGEST} entries",
+                "use rows, cols and mass",
+            )
+        flat = torch.zeros(*self.batch, n * m, dtype=self.mass.dtype, device=self.mass.device)
+        return flat.scatter_add(-1, self.rows * m + self.cols, self.mass).reshape(*self.batch, n, m)
+
+    def average(self, z: Tensor) -> Tensor:
+        """sum_j P_ij z_j / sum_j P_ij, (*batch, n, e), for z (*batch, m, e); 0 for atoms without mass.
+
+        With z = nu.x this is the barycentric projection of the plan, and the optimal map if there is one.
+
+        Reference: Ambrosio, Gigli and Savare 2008, "Gradient flows", Definition 5.4.2.
+
+        >>> import otflow as of
+        >>> from otflow.transport.exact.wasserstein import solve
+        >>> mu, nu = of.Particles([[0.0]]), of.Particles([[1.0], [3.0]], w=[0.25, 0.75])
+        >>> solve(mu, nu).average(nu.x)
+        tensor([[2.5000]], dtype=torch.float64)
+        """
+        z = z.to(self.mass.dtype).expand(*self.batch, *z.shape[-2:])
+        moved = self.mass[..., None] * z.gather(
+            -2, self.cols[..., None].expand(*self.cols.shape, z.shape[-1])
+        )
+        total = torch.zeros_like(self.f).scatter_add(-1, self.rows, self.mass)[..., None]
+        out = torch.zeros(*self.f.shape, z.shape[-1], dtype=z.dtype, device=z.device)
+        out = out.scatter_add(-2, self.rows[..., None].expand(moved.shape), moved)
+        return out / torch.where(total > 0, total, torch.ones_like(total))
+
+    def __repr__(self) -> str:
+        n, m = self.f.shape[-1], self.g.shape[-1]
+        batch = f", batch={tuple(self.batch)}" if self.batch else ""
+        distance = f", distance={self.distance.item():g}" if self.batch.numel() == 1 else ""
+        gap = self.gap.max().item()
+        ended = self.status if not self.batch else sorted(set(self.status.flatten().tolist()))
+        return f"Plan(n={n}, m={m}{batch}, p={self.p:g}{distance}, gap={gap:.1g}, status={ended!r})"
+
+
+def plan_of(c: Coupling, p: float, batch: torch.Size) -> Plan:
+    """A coupling in units of length^p."""
+    scale, largest = c.unit**p, torch.finfo(c.value.dtype).max
+    value, bound = c.value * scale, c.bound * scale
+    wrong = (c.value > 0) & ~(torch.isfinite(value) & (value > torch.finfo(value.dtype).tiny))
+    if wrong.any():
+        checks.fail(
+            f"distance^{p:g}",
+            f"{c.unit[wrong][0].item():.3g}^{p:g}",
+            "it leaves the range of floating point",
+            "rescale the points, or ask for the distance itself by wasserstein",
+        )
+    gap = torch.where(c.value > 0, (c.value - c.bound).abs() / c.value, torch.zeros_like(c.value))
+    fields = (
+        *(c.rows, c.cols, c.mass, *((h * scale[:, None]).clamp(max=largest) for h in (c.f, c.g))),
+        *(value, c.value ** (1 / p) * c.unit, bound, gap, c.codes),
+    )
+    return Plan(p, *(z.reshape((*batch, *z.shape[1:])) for z in fields))
