@@ -20,7 +20,8 @@ from otflow import __version__
 from otflow.papers import REGISTRY
 
 if TYPE_CHECKING:
-    from otflow.reproduce.claim import Claim, Progress, Result
+    from otflow.reproduce.claim import Claim, Result
+    from otflow.reproduce.frame import Progress
     from otflow.reproduce.report import Section
 
 COLOURS = {"holds": "green", "fails": "red", "erratum found": "yellow"}
@@ -124,6 +125,7 @@ def _run_all(chosen: Sequence[str], out: Path, *, quick: bool) -> list[Section]:
 def _run_one(name: str, folder: Path, *, quick: bool) -> Section:
     """Run and write one experiment; a crash becomes part of the section and what exists is kept."""
     from otflow.reproduce import report
+    from otflow.reproduce.frame import Frame
 
     _, title, source = REGISTRY[name]
     result: Result | None = None
@@ -135,7 +137,7 @@ def _run_one(name: str, folder: Path, *, quick: bool) -> Section:
         experiment = REGISTRY.load(name)
         prose = (experiment.__doc__ or "").partition("\n")[2]
         with _progress_bar(name) as progress:
-            result = experiment.run(quick=quick, progress=progress)
+            result = experiment.run(Frame(quick, progress))
         pictures = report.write_result(folder, result, quick=quick)
     except Exception as exception:
         error = _describe(exception, folder)

@@ -7,7 +7,8 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 from matplotlib.figure import Figure
 
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
+from otflow.reproduce.frame import Frame
 from otflow.reproduce.registry import Entry, Registry
 
 
@@ -19,7 +20,7 @@ def picture() -> Figure:
 
 def claim(measured: float = 1.0, **changes: str) -> Claim:
     words = {"statement": "the mass is one", "source": "Nobody 2025, Theorem 1"} | changes
-    return Claim.equal(words["statement"], words["source"], predicted=1.0, measured=measured)
+    return Source(str(words["source"]))(words["statement"]).equal(1.0, measured)
 
 
 def result(*claims: Claim) -> Result:
@@ -28,28 +29,28 @@ def result(*claims: Claim) -> Result:
     )
 
 
-def good(*, quick: bool, progress: Progress) -> Result:
-    progress(0.5, "half way")
-    return result(claim(), claim(statement="quick" if quick else "thorough"))
+def good(frame: Frame) -> Result:
+    frame.stage(0.5, "half way")
+    return result(claim(), claim(statement="quick" if frame.quick else "thorough"))
 
 
-def failing(*, quick: bool, progress: Progress) -> Result:
+def failing(frame: Frame) -> Result:
     return result(claim(), claim(measured=2.0))
 
 
-def crashing(*, quick: bool, progress: Progress) -> Result:
+def crashing(frame: Frame) -> Result:
     raise FloatingPointError("the cloud left the plane")
 
 
-def interrupted(*, quick: bool, progress: Progress) -> Result:
+def interrupted(frame: Frame) -> Result:
     raise KeyboardInterrupt
 
 
-def erratum(*, quick: bool, progress: Progress) -> Result:
-    return result(Claim.erratum("the rate", "Nobody 2025, (7)", printed=2.0, corrected=1.0, measured=1.0))
+def erratum(frame: Frame) -> Result:
+    return result(Source("Nobody 2025, (7)")("the rate").erratum(printed=2.0, corrected=1.0, measured=1.0))
 
 
-def unwritable(*, quick: bool, progress: Progress) -> Result:
+def unwritable(frame: Frame) -> Result:
     broken = SimpleNamespace(savefig=lambda *_, **__: 1 / 0)
     return Result(claims=[claim()], figures={"broken": broken}, data={})
 

@@ -1,17 +1,16 @@
-"""What an experiment hands back: claims with their verdicts, figures and data.
+"""A claim: one statement of a paper next to the number that we measured; with figures and data, a result.
 
-A claim is one statement of a paper next to the number that we measured. Its verdict is computed
-from the two, never chosen, and a number that is not finite never holds.
+Its verdict is computed from the two, never chosen, and a number that is not finite never holds.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, SupportsFloat, TypeAlias
 
 if TYPE_CHECKING:
     import os
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 Value: TypeAlias = float | str
-Progress: TypeAlias = Callable[[float, str], None]
+Number: TypeAlias = SupportsFloat | str
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
@@ -34,13 +33,10 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One statement of the literature against one measurement.
+    """One statement of the literature against one measurement; a `Statement` computes its verdict.
 
-    Made by `equal`, `at_most`, `within` or `erratum`, which compute the verdict. `source` names the
-    paper and the number of the theorem or equation, `tolerance` says in words what was allowed.
-
-    >>> Claim.equal("pi squared over six", "Euler 1735", predicted=1.645, measured=1.6449, atol=1e-3).verdict
-    <Verdict.HOLDS: 'holds'>
+    `source` names the paper and the number of the theorem or equation, `tolerance` says in words what was
+    allowed.
     """
 
     statement: str
@@ -50,82 +46,79 @@ class Claim:
     tolerance: str
     verdict: Verdict
 
-    @classmethod
-    def equal(
-        cls,
-        statement: str,
-        source: str,
-        *,
-        predicted: Value,
-        measured: Value,
-        rtol: float = 0.0,
-        atol: float = 0.0,
-    ) -> Claim:
+
+@dataclass(frozen=True)
+class Source:
+    """Where statements come from; called with one, it waits to be held against a measurement.
+
+    >>> euler = Source("Euler 1735")
+    >>> euler("pi squared over six").equal(1.645, 1.6449, atol=1e-3).verdict
+    <Verdict.HOLDS: 'holds'>
+    >>> euler.at("section 3").text
+    'Euler 1735, section 3'
+    """
+
+    text: str
+
+    def at(self, place: str) -> Source:
+        """A place in this source: the number of a theorem, an equation, a figure."""
+        return Source(f"{self.text}, {place}")
+
+    def __call__(self, statement: str) -> Statement:
+        return Statement(statement, self.text)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Statement(NamedTuple):
+    """A statement and its source; each method makes the `Claim` that a measurement agrees with it."""
+
+    statement: str
+    source: str
+
+    def equal(self, predicted: Number, measured: Number, *, rtol: float = 0.0, atol: float = 0.0) -> Claim:
         """|measured - predicted| <= atol + rtol |predicted|; words must be the same."""
         predicted, measured = _plain(predicted), _plain(measured)
-        return cls(
-            statement=statement,
-            source=source,
-            predicted=predicted,
-            measured=measured,
-            tolerance=_tolerance(rtol=rtol, atol=atol),
-            verdict=_holds_if(_agree(measured, predicted, rtol=rtol, atol=atol)),
-        )
+        good = _agree(measured, predicted, rtol=rtol, atol=atol)
+        return self._claim(predicted, measured, _tolerance(rtol=rtol, atol=atol), _holds_if(good))
 
-    @classmethod
-    def at_most(
-        cls, statement: str, source: str, *, bound: float, measured: float, slack: float = 0.0
-    ) -> Claim:
+    def at_most(self, bound: SupportsFloat, measured: SupportsFloat, *, slack: float = 0.0) -> Claim:
         """measured <= bound + slack |bound|, which is bound (1 + slack) for a positive bound."""
         _check_tolerances(slack=slack)
         bound, measured = float(bound), float(measured)
-        return cls(
-            statement=statement,
-            source=source,
-            predicted=bound,
-            measured=measured,
-            tolerance=f"at most, slack {slack:g}" if slack else "at most",
-            verdict=_holds_if(_finite(bound, measured) and measured <= bound + slack * abs(bound)),
+        good = _finite(bound, measured) and measured <= bound + slack * abs(bound)
+        return self._claim(
+            bound, measured, f"at most, slack {slack:g}" if slack else "at most", _holds_if(good)
         )
 
-    @classmethod
-    def within(cls, statement: str, source: str, *, low: float, high: float, measured: float) -> Claim:
+    def within(self, low: float, high: float, measured: SupportsFloat) -> Claim:
         """low <= measured <= high."""
         if not low <= high:
             raise ValueError(f"low = {low!r} and high = {high!r} enclose nothing: give low <= high")
         measured = float(measured)
-        return cls(
-            statement=statement,
-            source=source,
-            predicted=f"{low:.6g} to {high:.6g}",
-            measured=measured,
-            tolerance="ends included",
-            verdict=_holds_if(_finite(measured) and low <= measured <= high),
-        )
+        good = _finite(measured) and low <= measured <= high
+        return self._claim(f"{low:.6g} to {high:.6g}", measured, "ends included", _holds_if(good))
 
-    @classmethod
     def erratum(
-        cls,
-        statement: str,
-        source: str,
-        *,
-        printed: Value,
-        corrected: Value,
-        measured: Value,
-        rtol: float = 0.0,
-        atol: float = 0.0,
+        self, *, printed: Number, corrected: Number, measured: Number, rtol: float = 0.0, atol: float = 0.0
     ) -> Claim:
         """`measured` agrees with `corrected` and disagrees with `printed`; anything else fails."""
         measured = _plain(measured)
         right = _agree(measured, _plain(corrected), rtol=rtol, atol=atol)
         wrong = _agree(measured, _plain(printed), rtol=rtol, atol=atol)
-        return cls(
-            statement=statement,
-            source=source,
-            predicted=f"{show(corrected)} (printed: {show(printed)})",
+        predicted = f"{show(_plain(corrected))} (printed: {show(_plain(printed))})"
+        verdict = Verdict.ERRATUM if right and not wrong else Verdict.FAILS
+        return self._claim(predicted, measured, _tolerance(rtol=rtol, atol=atol), verdict)
+
+    def _claim(self, predicted: Value, measured: Value, tolerance: str, verdict: Verdict) -> Claim:
+        return Claim(
+            statement=self.statement,
+            source=self.source,
+            predicted=predicted,
             measured=measured,
-            tolerance=_tolerance(rtol=rtol, atol=atol),
-            verdict=Verdict.ERRATUM if right and not wrong else Verdict.FAILS,
+            tolerance=tolerance,
+            verdict=verdict,
         )
 
 
@@ -154,15 +147,6 @@ class Result:
             _check_array(name, array)
 
 
-class Experiment(Protocol):
-    """A module whose docstring is its text on the page (first line: the title) and that can run."""
-
-    __doc__: str | None
-
-    def run(self, *, quick: bool, progress: Progress) -> Result:
-        """Compute; `quick` asks for a rough version, `progress(fraction, message)` may be called often."""
-
-
 def show(value: Value) -> str:
     """A value as people read it: words as they are, numbers with six digits.
 
@@ -172,7 +156,7 @@ def show(value: Value) -> str:
     return value if isinstance(value, str) else f"{float(value):.6g}"
 
 
-def _plain(value: Value) -> Value:
+def _plain(value: Number) -> Value:
     """Turn scalars of numpy and torch into Python's own numbers."""
     return value if isinstance(value, str) else float(value)
 

@@ -9,10 +9,10 @@ import numpy as np
 from torch import Tensor
 
 from otflow.measures import Grid, Quantiles
-from otflow.reproduce.claim import Claim
+from otflow.reproduce.claim import Claim, Source
 from otflow.reproduce.fits import slope
 
-JKO98 = "Jordan, Kinderlehrer, Otto 1998"
+JKO98 = Source("Jordan, Kinderlehrer, Otto 1998")
 
 
 class Oracle(NamedTuple):
@@ -20,7 +20,7 @@ class Oracle(NamedTuple):
 
     name: str
     norm: str  # in which distances are measured
-    source: str
+    source: Source
     solver: dict[float, float]  # of the run to the exact scheme
     scheme: dict[float, float]  # of the exact scheme to the equation
     bound: float  # on the former
@@ -28,18 +28,11 @@ class Oracle(NamedTuple):
     def claims(self) -> list[Claim]:
         """The solver is at the scheme, and the scheme is of first order."""
         return [
-            Claim.at_most(
-                f"{self.name}: solver against scheme ({self.norm}; largest of {len(self.solver)} steps tau)",
-                self.source,
-                bound=self.bound,
-                measured=max(self.solver.values()),
-            ),
-            Claim.within(
-                f"{self.name}: scheme against equation, order in tau",
-                self.source,
-                low=0.85,
-                high=1.1,
-                measured=order(self.scheme),
+            Source(str(self.source))(
+                f"{self.name}: solver against scheme ({self.norm}; largest of {len(self.solver)} steps tau)"
+            ).at_most(self.bound, max(self.solver.values())),
+            Source(str(self.source))(f"{self.name}: scheme against equation, order in tau").within(
+                0.85, 1.1, order(self.scheme)
             ),
         ]
 

@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 if TYPE_CHECKING:
-    from otflow.reproduce.claim import Experiment
+    from otflow.reproduce.frame import Experiment
 
 GROUP = "otflow.papers"
 

@@ -18,6 +18,7 @@ from otflow.papers.jko import runs as oracles_runs
 from otflow.papers.porous_medium import runs as porous_runs
 from otflow.plot.densities import density
 from otflow.reproduce.claim import Verdict
+from otflow.reproduce.frame import Frame
 from otflow.reproduce.oracle import Oracle, order
 
 
@@ -166,6 +167,6 @@ def test_pictures_refuse_what_has_no_density() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["jko-oracles", "porous-medium", "crowd-motion"])
 def test_every_claim_holds_in_the_quick_version(name: str) -> None:
-    result = REGISTRY.load(name).run(quick=True, progress=lambda part, word: None)
+    result = REGISTRY.load(name).run(Frame(quick=True))
     assert [claim.statement for claim in result.claims if claim.verdict is not Verdict.HOLDS] == []
     assert result.figures

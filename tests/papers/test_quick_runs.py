@@ -13,6 +13,7 @@ from otflow import papers
 from otflow.papers.ornstein_uhlenbeck.reproduce import PUBLISHED
 from otflow.papers.stability_estimate.random_fields import FIELDS
 from otflow.reproduce.claim import Result, Verdict
+from otflow.reproduce.frame import Frame
 
 
 def titled(ax: Any) -> bool:
@@ -68,7 +69,7 @@ ERRATA: dict[str, int] = {  # how many printed statements are shown to be false
 @pytest.mark.parametrize("name", PANELS)
 def test_a_quick_run_is_right(name: str, tmp_path: Path) -> None:
     fractions: list[float] = []
-    result: Result = papers.REGISTRY.load(name).run(quick=True, progress=lambda f, _: fractions.append(f))
+    result: Result = papers.REGISTRY.load(name).run(Frame(True, lambda f, _: fractions.append(f)))
     assert fractions == sorted(fractions)
     assert all(0 <= f <= 1 for f in fractions)
 

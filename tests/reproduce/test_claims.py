@@ -10,43 +10,43 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otflow.reproduce.claim import Claim, Result, Verdict, show
+from otflow.reproduce.claim import Claim, Result, Source, Verdict, show
 
 BROKEN = [math.nan, math.inf, -math.inf]
-STATEMENT = ("the radius shrinks", "Nobody 2025, Theorem 1")
+STATEMENT = Source("Nobody 2025, Theorem 1")("the radius shrinks")
 finite = st.floats(min_value=-1e100, max_value=1e100)
 
 
 def one_claim() -> Claim:
-    return Claim.equal(*STATEMENT, predicted=1.0, measured=1.0)
+    return STATEMENT.equal(1.0, 1.0)
 
 
 @pytest.mark.parametrize(
     ("measured", "verdict"), [(1.0, "holds"), (1.05, "holds"), (1.2, "fails"), (0.9, "holds"), (0.8, "fails")]
 )
 def test_equality_holds_up_to_the_relative_tolerance(measured: float, verdict: str) -> None:
-    assert Claim.equal(*STATEMENT, predicted=1.0, measured=measured, rtol=0.11).verdict == verdict
+    assert STATEMENT.equal(1.0, measured, rtol=0.11).verdict == verdict
 
 
 def test_equality_adds_the_two_tolerances() -> None:
-    assert Claim.equal(*STATEMENT, predicted=10.0, measured=11.4, rtol=0.1, atol=0.5).verdict == "holds"
-    assert Claim.equal(*STATEMENT, predicted=10.0, measured=11.6, rtol=0.1, atol=0.5).verdict == "fails"
+    assert STATEMENT.equal(10.0, 11.4, rtol=0.1, atol=0.5).verdict == "holds"
+    assert STATEMENT.equal(10.0, 11.6, rtol=0.1, atol=0.5).verdict == "fails"
 
 
 def test_equality_without_tolerance_is_exact() -> None:
-    claim = Claim.equal(*STATEMENT, predicted=1.0, measured=math.nextafter(1.0, 2.0))
+    claim = STATEMENT.equal(1.0, math.nextafter(1.0, 2.0))
     assert (claim.verdict, claim.tolerance) == (Verdict.FAILS, "exact")
 
 
 def test_equality_of_words_is_exact() -> None:
-    assert Claim.equal(*STATEMENT, predicted="blow_up", measured="blow_up").verdict == "holds"
-    assert Claim.equal(*STATEMENT, predicted="blow_up", measured="ok", rtol=1.0).verdict == "fails"
-    assert Claim.equal(*STATEMENT, predicted="1.0", measured=1.0).verdict == "fails"
+    assert STATEMENT.equal("blow_up", "blow_up").verdict == "holds"
+    assert STATEMENT.equal("blow_up", "ok", rtol=1.0).verdict == "fails"
+    assert STATEMENT.equal("1.0", 1.0).verdict == "fails"
 
 
 @given(finite, finite, st.floats(0, 1), st.floats(0, 1))
 def test_equality_is_numpys_isclose(predicted: float, measured: float, rtol: float, atol: float) -> None:
-    claim = Claim.equal(*STATEMENT, predicted=predicted, measured=measured, rtol=rtol, atol=atol)
+    claim = STATEMENT.equal(predicted, measured, rtol=rtol, atol=atol)
     assert (claim.verdict is Verdict.HOLDS) == bool(np.isclose(measured, predicted, rtol=rtol, atol=atol))
 
 
@@ -54,19 +54,19 @@ def test_equality_is_numpys_isclose(predicted: float, measured: float, rtol: flo
     ("measured", "verdict"), [(2.0, "holds"), (2.1, "holds"), (2.3, "fails"), (-9.0, "holds")]
 )
 def test_a_bound_may_be_exceeded_by_the_slack_only(measured: float, verdict: str) -> None:
-    assert Claim.at_most(*STATEMENT, bound=2.0, measured=measured, slack=0.1).verdict == verdict
+    assert STATEMENT.at_most(2.0, measured, slack=0.1).verdict == verdict
 
 
 def test_slack_loosens_a_negative_bound_too() -> None:
-    assert Claim.at_most(*STATEMENT, bound=-1.0, measured=-0.95, slack=0.1).verdict == "holds"
-    assert Claim.at_most(*STATEMENT, bound=-1.0, measured=-0.95).verdict == "fails"
+    assert STATEMENT.at_most(-1.0, -0.95, slack=0.1).verdict == "holds"
+    assert STATEMENT.at_most(-1.0, -0.95).verdict == "fails"
 
 
 @pytest.mark.parametrize(
     ("measured", "verdict"), [(1.0, "holds"), (2.0, "holds"), (0.99, "fails"), (2.01, "fails")]
 )
 def test_an_interval_contains_its_ends(measured: float, verdict: str) -> None:
-    assert Claim.within(*STATEMENT, low=1.0, high=2.0, measured=measured).verdict == verdict
+    assert STATEMENT.within(1.0, 2.0, measured).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -76,54 +76,54 @@ def test_an_interval_contains_its_ends(measured: float, verdict: str) -> None:
 def test_an_erratum_needs_the_corrected_value_and_refutes_the_printed_one(
     measured: float, verdict: str
 ) -> None:
-    claim = Claim.erratum(*STATEMENT, printed=2.0, corrected=3.0, measured=measured, atol=0.1)
+    claim = STATEMENT.erratum(printed=2.0, corrected=3.0, measured=measured, atol=0.1)
     assert claim.verdict == verdict
 
 
 def test_an_erratum_whose_tolerance_covers_both_values_fails() -> None:
-    claim = Claim.erratum(*STATEMENT, printed=2.0, corrected=3.0, measured=2.5, atol=1.0)
+    claim = STATEMENT.erratum(printed=2.0, corrected=3.0, measured=2.5, atol=1.0)
     assert claim.verdict is Verdict.FAILS
 
 
 def test_an_erratum_shows_both_values() -> None:
-    claim = Claim.erratum(*STATEMENT, printed="always", corrected="never", measured="never")
+    claim = STATEMENT.erratum(printed="always", corrected="never", measured="never")
     assert (claim.predicted, claim.verdict) == ("never (printed: always)", Verdict.ERRATUM)
 
 
 @pytest.mark.parametrize("measured", BROKEN)
 def test_a_measurement_that_is_not_finite_never_holds(measured: float) -> None:
     claims = [
-        Claim.equal(*STATEMENT, predicted=measured, measured=measured, rtol=1.0, atol=1.0),
-        Claim.equal(*STATEMENT, predicted=1.0, measured=measured, rtol=1.0),
-        Claim.at_most(*STATEMENT, bound=1.0, measured=measured),
-        Claim.within(*STATEMENT, low=-math.inf, high=math.inf, measured=measured),
-        Claim.erratum(*STATEMENT, printed=1.0, corrected=measured, measured=measured, atol=1.0),
+        STATEMENT.equal(measured, measured, rtol=1.0, atol=1.0),
+        STATEMENT.equal(1.0, measured, rtol=1.0),
+        STATEMENT.at_most(1.0, measured),
+        STATEMENT.within(-math.inf, math.inf, measured),
+        STATEMENT.erratum(printed=1.0, corrected=measured, measured=measured, atol=1.0),
     ]
     assert {claim.verdict for claim in claims} == {Verdict.FAILS}
 
 
 @pytest.mark.parametrize("predicted", BROKEN)
 def test_a_prediction_that_is_not_finite_never_holds(predicted: float) -> None:
-    assert Claim.equal(*STATEMENT, predicted=predicted, measured=1.0, rtol=1.0).verdict == "fails"
-    assert Claim.at_most(*STATEMENT, bound=predicted, measured=1.0, slack=1.0).verdict == "fails"
+    assert STATEMENT.equal(predicted, 1.0, rtol=1.0).verdict == "fails"
+    assert STATEMENT.at_most(predicted, 1.0, slack=1.0).verdict == "fails"
 
 
 @pytest.mark.parametrize("tolerance", [-1e-3, math.nan, math.inf])
 def test_a_tolerance_that_decides_alone_is_refused(tolerance: float) -> None:
     with pytest.raises(ValueError, match=r"rtol = .* give a finite number >= 0"):
-        Claim.equal(*STATEMENT, predicted=1.0, measured=1.0, rtol=tolerance)
+        STATEMENT.equal(1.0, 1.0, rtol=tolerance)
     with pytest.raises(ValueError, match="slack = "):
-        Claim.at_most(*STATEMENT, bound=1.0, measured=1.0, slack=tolerance)
+        STATEMENT.at_most(1.0, 1.0, slack=tolerance)
 
 
 @pytest.mark.parametrize(("low", "high"), [(2.0, 1.0), (math.nan, 1.0)])
 def test_an_empty_interval_is_refused(low: float, high: float) -> None:
     with pytest.raises(ValueError, match="enclose nothing"):
-        Claim.within(*STATEMENT, low=low, high=high, measured=1.5)
+        STATEMENT.within(low, high, 1.5)
 
 
 def test_scalars_of_numpy_become_plain_floats() -> None:
-    claim = Claim.equal(*STATEMENT, predicted=np.float64(0.5), measured=np.float64(0.5))
+    claim = STATEMENT.equal(np.float64(0.5), np.float64(0.5))
     assert (type(claim.predicted), type(claim.measured)) == (float, float)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from otflow import __version__
 from otflow.reproduce import report
-from otflow.reproduce.claim import Claim, Verdict
+from otflow.reproduce.claim import Claim, Source, Verdict
 from tests import fakes
 
 HOSTILE = '<script>alert("x")</script>'
@@ -67,7 +67,7 @@ def test_the_picture_on_the_page_is_the_one_on_disk(tmp_path: Path) -> None:
 
 
 def test_hostile_text_is_escaped_wherever_it_appears(tmp_path: Path) -> None:
-    claim = Claim.equal(HOSTILE, HOSTILE, predicted=HOSTILE, measured=HOSTILE)
+    claim = HOSTILE(HOSTILE).equal(HOSTILE, HOSTILE)
     changes = dict.fromkeys(("name", "title", "source", "prose", "error"), HOSTILE)
     text = page(tmp_path, section(tmp_path / "a", claim, **changes), section(tmp_path / "b"))
     assert "<script" not in text
@@ -84,7 +84,7 @@ def test_a_verdict_is_worded_and_coloured(tmp_path: Path, verdict: Verdict) -> N
 
 
 def test_a_claim_shows_all_its_parts(tmp_path: Path) -> None:
-    claim = Claim.equal("it decays", "Nobody, (3.2)", predicted=1 / 3, measured=0.3334, rtol=1e-3)
+    claim = Source("Nobody, (3.2)")("it decays").equal(1 / 3, 0.3334, rtol=1e-3)
     text = page(tmp_path, section(tmp_path / "a", claim))
     for part in ("it decays", "Nobody, (3.2)", "0.333333", "0.3334", "relative 0.001", "holds"):
         assert part in text
@@ -116,9 +116,9 @@ def test_the_page_names_the_version_and_the_date(tmp_path: Path) -> None:
 def test_claims_survive_the_way_to_disk_and_back(tmp_path: Path) -> None:
     claims = [
         fakes.claim(),
-        Claim.equal("π", "Euler", predicted="ok", measured="blow_up"),
-        Claim.at_most("bound", "Nobody", bound=0.1, measured=0.1 + 1e-17, slack=0.5),
-        Claim.erratum("rate", "Nobody", printed=2.0, corrected=1.0, measured=1.0),
+        Source("Euler")("π").equal("ok", "blow_up"),
+        Source("Nobody")("bound").at_most(0.1, 0.1 + 1e-17, slack=0.5),
+        Source("Nobody")("rate").erratum(printed=2.0, corrected=1.0, measured=1.0),
     ]
     report.write_claims(tmp_path, claims, quick=False)
     entries = json.loads((tmp_path / "claims.json").read_text(encoding="utf-8"))["claims"]

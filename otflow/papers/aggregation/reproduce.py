@@ -52,11 +52,12 @@ from otflow.papers.aggregation.runs import (
     radial,
     second_moment,
 )
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.fits import slope
+from otflow.reproduce.frame import Frame
 
 SEED = 3
-JKO98 = "Jordan, Kinderlehrer, Otto 1998"
+JKO98 = Source("Jordan, Kinderlehrer, Otto 1998")
 RINGS = "Kolokolnikov, Sun, Uminsky, Bertozzi 2011"
 SWARMS = "Fetecau, Huang, Kolokolnikov 2011"
 RING_TAUS = (0.025, 0.0125)  # steps at which JKO is compared with the explicit flow, until t = 1/4
@@ -66,21 +67,21 @@ Array = np.ndarray[Any, Any]
 DISC_PLAN: Plan = ((0.1, 8), (1.0, 8), (10.0, 6), (100.0, 4))
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """All four kernels, all claims, one figure."""
     rng = np.random.default_rng(SEED)
-    progress(0.0, "ring")
-    ring = descend(_scattered(32 if quick else 80, rng), quartic(), ((0.5, 24), (10.0, 14)))
+    frame.stage(0.0, "ring")
+    ring = descend(_scattered(32 if frame.quick else 80, rng), quartic(), ((0.5, 24), (10.0, 14)))
     behind = {tau: _against_explicit(ring.clouds[0], tau) for tau in RING_TAUS}
     discs = {}
-    for k, n in enumerate((25, 81) if quick else (25, 49, 100, 196)):
-        progress(0.2 + 0.15 * k, f"disc, {n} particles")
+    for k, n in enumerate((25, 81) if frame.quick else (25, 49, 100, 196)):
+        frame.stage(0.2 + 0.15 * k, f"disc, {n} particles")
         discs[n] = descend(_jittered(n, rng), logarithmic(), DISC_PLAN)
-    progress(0.8, "interval")
-    start = torch.from_numpy(np.sort(rng.normal(0.4, 0.2, (20 if quick else 40, 1)), axis=0))
+    frame.stage(0.8, "interval")
+    start = torch.from_numpy(np.sort(rng.normal(0.4, 0.2, (20 if frame.quick else 40, 1)), axis=0))
     interval = descend(of.Particles(start), newtonian_line(), ((0.25, 20), (2.0, 12)))
     runs = {"ring": ring, "interval": interval} | {f"disc of {n}": found for n, found in discs.items()}
-    progress(0.9, "certificates")
+    frame.stage(0.9, "certificates")
     claims = [
         *_ring_claims(ring, behind),
         *_disc_claims(discs),
@@ -128,28 +129,32 @@ def _apart(a: of.Trajectory, b: of.Trajectory) -> float:
 
 
 def _ring_claims(ring: Descent, behind: dict[float, Behind]) -> list[Claim]:
-    x, source = ring.x[-1], f"{RINGS}; minimum of a function of moments, see the text"
+    x, source = ring.x[-1], Source(f"{RINGS}; minimum of a function of moments, see the text")
     far = (x.norm(dim=-1) - closed_forms.ring_radius(4, 2)).abs().max()
     covariance = x.mT @ x / len(x)
     orders = [slope(list(behind), [getattr(b, name) for b in behind.values()]) for name in Behind._fields[:2]]
     balance = of.balance_order([b.balance for b in behind.values()])
     return [
-        Claim.at_most("ring: every particle ends 1/sqrt(3) from the centre (largest difference)",
-                      source, bound=1e-6, measured=float(far)),
-        Claim.at_most("ring: the second moments end at I/6 (largest difference)",
-                      source, bound=1e-6, measured=float((covariance - torch.eye(2) / 6).abs().max())),
-        Claim.equal("ring: the energy ends at its minimum -1/12",
-                    source, predicted=-1 / 12, measured=float(ring.energy(ring.clouds[-1])), atol=1e-12),
-        Claim.within("ring: JKO meets the explicit flow (Dopri5) at t = 1/4 with the order 1",
-                     JKO98, low=0.9, high=1.1, measured=orders[0]),
-        Claim.within("ring: extrapolated JKO meets the explicit flow with the order 2",
-                     "Richardson's extrapolation", low=1.8, high=2.2, measured=orders[1]),
-        Claim.at_most(f"ring: extrapolated JKO with tau = {RING_TAUS[-1]:g} against the explicit flow (rms)",
-                      "Richardson's extrapolation", bound=1e-4, measured=behind[RING_TAUS[-1]].extrapolated),
-        Claim.within("ring: the energy-dissipation identity is met with the order 2 in tau",
-                     "Ambrosio, Gigli, Savaré 2008, section 11.1", low=1.7, high=2.3,
-                     measured=float(balance)),
-    ]  # fmt: skip
+        source("ring: every particle ends 1/sqrt(3) from the centre (largest difference)").at_most(1e-6, far),
+        source("ring: the second moments end at I/6 (largest difference)").at_most(
+            1e-6, (covariance - torch.eye(2) / 6).abs().max()
+        ),
+        source("ring: the energy ends at its minimum -1/12").equal(
+            -1 / 12, ring.energy(ring.clouds[-1]), atol=1e-12
+        ),
+        JKO98("ring: JKO meets the explicit flow (Dopri5) at t = 1/4 with the order 1").within(
+            0.9, 1.1, orders[0]
+        ),
+        Source("Richardson's extrapolation")(
+            "ring: extrapolated JKO meets the explicit flow with the order 2"
+        ).within(1.8, 2.2, orders[1]),
+        Source("Richardson's extrapolation")(
+            f"ring: extrapolated JKO with tau = {RING_TAUS[-1]:g} against the explicit flow (rms)"
+        ).at_most(1e-4, behind[RING_TAUS[-1]].extrapolated),
+        Source("Ambrosio, Gigli, Savaré 2008, section 11.1")(
+            "ring: the energy-dissipation identity is met with the order 2 in tau"
+        ).within(1.7, 2.3, balance),
+    ]
 
 
 # --- disc --------------------------------------------------------------------------------------------
@@ -158,11 +163,11 @@ def _ring_claims(ring: Descent, behind: dict[float, Behind]) -> list[Claim]:
 def _disc_claims(discs: dict[int, Descent]) -> list[Claim]:
     last = {n: run.x[-1] for n, run in discs.items()}
     moments = [
-        Claim.equal(f"disc: the second moment of {n} particles ends at (1 - 1/N)/2",
-                    f"{SWARMS}; virial theorem", predicted=closed_forms.log_gas_second_moment(n),
-                    measured=float(second_moment(x)), atol=1e-6)
+        Source(f"{SWARMS}; virial theorem")(
+            f"disc: the second moment of {n} particles ends at (1 - 1/N)/2"
+        ).equal(closed_forms.log_gas_second_moment(n), second_moment(x), atol=1e-6)
         for n, x in last.items()
-    ]  # fmt: skip
+    ]
     rates = {
         "the outermost particle nears the unit circle": [edge(x) for x in last.values()],
         "the radii become those of the uniform disc (Kolmogorov's distance)": [
@@ -170,11 +175,11 @@ def _disc_claims(discs: dict[int, Descent]) -> list[Claim]:
         ],
     }
     return moments + [
-        Claim.within(f"disc: {word} like N^-0.5 (slope)",
-                     f"{SWARMS}; neighbours are N^-0.5 apart",
-                     low=-0.65, high=-0.35, measured=slope(list(last), values))
+        Source(f"{SWARMS}; neighbours are N^-0.5 apart")(f"disc: {word} like N^-0.5 (slope)").within(
+            -0.65, -0.35, slope(list(last), values)
+        )
         for word, values in rates.items()
-    ]  # fmt: skip
+    ]
 
 
 def _virial_claims(discs: dict[int, Descent]) -> list[Claim]:
@@ -187,12 +192,13 @@ def _virial_claims(discs: dict[int, Descent]) -> list[Claim]:
     law = c + (M[0] - c) * torch.exp(-2 * traj.ts)
     found = second_moment(traj.stacked.coords[0])
     return [
-        Claim.at_most(f"disc: M(t) - c = exp(-2t) (M(0) - c) in the explicit flow, N = {n} (largest defect)",
-                      "virial theorem", bound=1e-7, measured=float((found - law).abs().max())),
-        Claim.at_most(f"disc: (1 + 2 tau)(M' - c) = M - c - W2^2 for all JKO steps, N = {n} (largest defect)",
-                      "virial theorem of the scheme, see the text", bound=1e-9,
-                      measured=float(defect.abs().max())),
-    ]  # fmt: skip
+        Source("virial theorem")(
+            f"disc: M(t) - c = exp(-2t) (M(0) - c) in the explicit flow, N = {n} (largest defect)"
+        ).at_most(1e-7, (found - law).abs().max()),
+        Source("virial theorem of the scheme, see the text")(
+            f"disc: (1 + 2 tau)(M' - c) = M - c - W2^2 for all JKO steps, N = {n} (largest defect)"
+        ).at_most(1e-9, defect.abs().max()),
+    ]
 
 
 # --- interval and quadratic kernel -------------------------------------------------------------------
@@ -207,15 +213,16 @@ def _interval_claims(run: Descent) -> list[Claim]:
     steps = np.arange(n + 1) / n
     tail = float(share[-1] * (x[0] - rest).abs().max())
     return [
-        Claim.at_most("interval: x - c is divided by 1 + tau in every step (largest difference)",
-                      f"{JKO98}; the force is linear between particles in order", bound=1e-9,
-                      measured=float((x - rest - share * (x[0] - rest)).abs().max())),
-        Claim.at_most("interval: no two particles meet (the smallest gap between neighbours, negative)",
-                      "gaps are averages of positive ones", bound=0.0, measured=-float(x.diff(dim=-1).min())),
-        Claim.equal(f"interval: Kolmogorov's distance of {n} particles to the uniform law on [-1, 1]",
-                    f"{SWARMS}; midpoints of N equal parts: 1/(2N)", predicted=1 / (2 * n),
-                    measured=max((steps[1:] - area).max(), (area - steps[:-1]).max()), atol=tail + 1e-9),
-    ]  # fmt: skip
+        Source(f"{JKO98}; the force is linear between particles in order")(
+            "interval: x - c is divided by 1 + tau in every step (largest difference)"
+        ).at_most(1e-9, (x - rest - share * (x[0] - rest)).abs().max()),
+        Source("gaps are averages of positive ones")(
+            "interval: no two particles meet (the smallest gap between neighbours, negative)"
+        ).at_most(0.0, -float(x.diff(dim=-1).min())),
+        Source(f"{SWARMS}; midpoints of N equal parts: 1/(2N)")(
+            f"interval: Kolmogorov's distance of {n} particles to the uniform law on [-1, 1]"
+        ).equal(1 / (2 * n), max((steps[1:] - area).max(), (area - steps[:-1]).max()), atol=tail + 1e-9),
+    ]
 
 
 def _quadratic_claim(rng: np.random.Generator) -> Claim:
@@ -225,8 +232,9 @@ def _quadratic_claim(rng: np.random.Generator) -> Claim:
     for tau in (0.1, 1.0, 10.0):
         found = of.jko_step(of.Particles(x, w), radial(lambda s: s / 2), tau).mu.coords[0]
         worst = max(worst, float((found - closed_forms.aggregation_step(x, tau, w=w)).abs().max()))
-    return Claim.at_most("W = |x|^2/2: one step is c + (x - c)/(1 + tau), c the mean (largest difference)",
-                         JKO98, bound=1e-10, measured=worst)  # fmt: skip
+    return JKO98("W = |x|^2/2: one step is c + (x - c)/(1 + tau), c the mean (largest difference)").at_most(
+        1e-10, worst
+    )
 
 
 # --- certificates ------------------------------------------------------------------------------------
@@ -243,14 +251,16 @@ def _certificates(runs: dict[str, Descent]) -> list[Claim]:
     gap = max(float((a.energy_gap / a.energy(a.clouds[0]).abs()).max()) for a in every)
     count = sum(len(a.tau) for a in every)
     return [
-        Claim.at_most(f"all runs: F(mu') + W2(mu', mu)^2 / (2 tau) <= F(mu), {count} steps (largest excess)",
-                      JKO98, bound=1e-14, measured=gap),
-        Claim.at_most("all runs: |u/tau + grad F| relative to |grad F| (largest)",
-                      "optimality of the step", bound=1e-8,
-                      measured=max(float(a.residual.max()) for a in every)),
-        Claim.at_most(f"all runs: -tau times the lowest curvature met, where tau <= {CONVEX:g} (largest)",
-                      "below 1 the step is convex where it was looked at", bound=1.0,
-                      measured=max(float(a.concavity[a.tau <= CONVEX].max()) for a in every)),
-        Claim.at_most("all runs: displacements are optimal maps (cost against W2^2, relatively)",
-                      f"{JKO98}; exact transport, certified", bound=1e-9, measured=max(map(_wasted, every))),
-    ]  # fmt: skip
+        JKO98(f"all runs: F(mu') + W2(mu', mu)^2 / (2 tau) <= F(mu), {count} steps (largest excess)").at_most(
+            1e-14, gap
+        ),
+        Source("optimality of the step")("all runs: |u/tau + grad F| relative to |grad F| (largest)").at_most(
+            1e-8, max(float(a.residual.max()) for a in every)
+        ),
+        Source("below 1 the step is convex where it was looked at")(
+            f"all runs: -tau times the lowest curvature met, where tau <= {CONVEX:g} (largest)"
+        ).at_most(1.0, max(float(a.concavity[a.tau <= CONVEX].max()) for a in every)),
+        Source(f"{JKO98}; exact transport, certified")(
+            "all runs: displacements are optimal maps (cost against W2^2, relatively)"
+        ).at_most(1e-9, max(map(_wasted, every))),
+    ]

@@ -20,28 +20,29 @@ from scipy.special import exp1
 from torch import Tensor
 
 import otflow as of
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.fits import slope
+from otflow.reproduce.frame import Frame, Progress
 
-PAPER = "Castin, Ablin, Carrillo, Peyré 2025"
+PAPER = Source("Castin, Ablin, Carrillo, Peyré 2025")
 EPS = 2.0
 SEED = 2025
 Fields = dict[str, of.VelocityField]
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """All flows, all claims, all figures."""
     rng = np.random.default_rng(SEED)
     weights = _weights(rng)
     fields, bounds = _fields(weights), _growth(weights)
-    mu0 = of.Particles(rng.uniform(-1.0, 1.0, (60 if quick else 200, 2)))
+    mu0 = of.Particles(rng.uniform(-1.0, 1.0, (60 if frame.quick else 200, 2)))
     trajectories = {}
     for i, (name, field) in enumerate(fields.items()):
-        progress(0.5 * i / len(fields), f"{name} attention")
+        frame.stage(0.5 * i / len(fields), f"{name} attention")
         trajectories[name] = of.flow(
             mu0, field, of.Dopri5(), t1=3.0, observe={"radius": of.observables.radius}
         )
-    progress(0.5, "claims")
+    frame.stage(0.5, "claims")
     claims = [
         *_radius_claims(trajectories, bounds),
         _varying_claim(mu0, weights),
@@ -49,8 +50,8 @@ def run(*, quick: bool, progress: Progress) -> Result:
         _mean_claim(trajectories["Sinkhorn"], weights),
         *_equivariance_claims(mu0, fields, rng),
     ]
-    progress(0.6, "Monte Carlo rate")
-    spread = _fluctuations(fields, rng, quick=quick, progress=progress)
+    frame.stage(0.6, "Monte Carlo rate")
+    spread = _fluctuations(fields, rng, quick=frame.quick, progress=frame.stage)
     claims += _rate_claims(spread)
     figures = {
         "flows": _draw_flows(trajectories),
@@ -108,13 +109,9 @@ RATES = {
 
 def _radius_claims(trajectories: dict[str, of.Trajectory], bounds: dict[str, float]) -> list[Claim]:
     return [
-        Claim.at_most(
-            f"{name} attention: R(t) / ({RATES[name]} R(0)) is at most one (largest over t)",
-            f"{PAPER}, Theorem 3.1",
-            bound=1.0,
-            measured=_worst_ratio(trajectories[name], rate),
-            slack=1e-9,
-        )
+        PAPER.at("Theorem 3.1")(
+            f"{name} attention: R(t) / ({RATES[name]} R(0)) is at most one (largest over t)"
+        ).at_most(1.0, _worst_ratio(trajectories[name], rate), slack=1e-9)
         for name, rate in bounds.items()
     ]
 
@@ -132,13 +129,9 @@ def _varying_claim(mu0: of.Particles, m: dict[str, Tensor]) -> Claim:
     integral = np.concatenate([[0.0], np.cumsum(np.abs(np.cos(2 * (s[1:] + s[:-1]) / 2)) * np.diff(s))])
     bound = torch.from_numpy(np.exp(_norm(m["V"]) * np.interp(traj.ts.numpy(), s, integral)))
     radius = traj.observed["radius"]
-    return Claim.at_most(
-        "softmax, V(t) = cos(2t) V: R(t) / (exp(int |V|) R(0)) is at most one (largest over t)",
-        f"{PAPER}, Theorem 3.1",
-        bound=1.0,
-        measured=float((radius / (bound * radius[0]))[1:].max()),
-        slack=1e-9,
-    )
+    return PAPER.at("Theorem 3.1")(
+        "softmax, V(t) = cos(2t) V: R(t) / (exp(int |V|) R(0)) is at most one (largest over t)"
+    ).at_most(1.0, (radius / (bound * radius[0]))[1:].max(), slack=1e-9)
 
 
 def _one_token(x0: float) -> of.Trajectory:
@@ -149,14 +142,12 @@ def _one_token(x0: float) -> of.Trajectory:
 
 
 def _blow_up_claims() -> list[Claim]:
-    source = "separation of variables in x' = exp(x^2) x; Theorem 3.1 leaves unnormalised attention out"
+    source = Source(
+        "separation of variables in x' = exp(x^2) x; Theorem 3.1 leaves unnormalised attention out"
+    )
     return [
-        Claim.equal(
-            f"unnormalised attention, one token at {x0:g}, A = V = 1: blow-up at t = E_1(x0^2) / 2",
-            source,
-            predicted=float(exp1(x0**2)) / 2,
-            measured=float(_one_token(x0).blow_up_time),
-            rtol=1e-6,
+        source(f"unnormalised attention, one token at {x0:g}, A = V = 1: blow-up at t = E_1(x0^2) / 2").equal(
+            float(exp1(x0**2)) / 2, _one_token(x0).blow_up_time, rtol=1e-6
         )
         for x0 in (0.1, 0.5, 1.0)
     ]
@@ -165,24 +156,18 @@ def _blow_up_claims() -> list[Claim]:
 def _mean_claim(traj: of.Trajectory, m: dict[str, Tensor]) -> Claim:
     start, end = (of.observables.mean(mu).numpy() for mu in (traj.measures[0], traj.final))
     exact = expm(float(traj.ts[-1]) * m["V"].numpy() / EPS) @ start
-    return Claim.at_most(
-        "Sinkhorn attention: the mean follows dm/dt = V m / eps (relative error at t = 3)",
-        f"{PAPER}, section 4 (double stochasticity)",
-        bound=1e-6,
-        measured=float(np.linalg.norm(end - exact) / np.linalg.norm(exact)),
-    )
+    return PAPER.at("section 4 (double stochasticity)")(
+        "Sinkhorn attention: the mean follows dm/dt = V m / eps (relative error at t = 3)"
+    ).at_most(1e-6, np.linalg.norm(end - exact) / np.linalg.norm(exact))
 
 
 def _equivariance_claims(mu0: of.Particles, fields: Fields, rng: np.random.Generator) -> list[Claim]:
     order = torch.from_numpy(rng.permutation(mu0.n))
     shuffled = of.Particles(mu0.x[order])
     return [
-        Claim.at_most(
-            f"{name} attention: shuffled tokens, shuffled flow (largest difference at t = 1)",
-            "permutation equivariance of attention without mask",
-            bound=1e-8,
-            measured=_shuffle_error(field, mu0, shuffled, order),
-        )
+        Source("permutation equivariance of attention without mask")(
+            f"{name} attention: shuffled tokens, shuffled flow (largest difference at t = 1)"
+        ).at_most(1e-8, _shuffle_error(field, mu0, shuffled, order))
         for name, field in fields.items()
     ]
 
@@ -215,13 +200,9 @@ def _slope(spread: dict[int, float]) -> float:
 
 def _rate_claims(spread: dict[str, dict[int, float]]) -> list[Claim]:
     return [
-        Claim.within(
-            f"{name} attention: the second moment fluctuates like n^-0.5 (slope from n to 4n)",
-            f"{PAPER}, Theorem 3.1 (mean-field limit)",
-            low=-0.65,
-            high=-0.35,
-            measured=_slope(values),
-        )
+        PAPER.at("Theorem 3.1 (mean-field limit)")(
+            f"{name} attention: the second moment fluctuates like n^-0.5 (slope from n to 4n)"
+        ).within(-0.65, -0.35, _slope(values))
         for name, values in spread.items()
     ]
 

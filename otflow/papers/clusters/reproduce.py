@@ -43,33 +43,34 @@ from otflow.papers.clusters.runs import (
     times,
     violations,
 )
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.fits import slope
+from otflow.reproduce.frame import Frame
 
-PAPER = "Geshkovski, Letrouit, Polyanskiy, Rigollet 2023, arXiv:2305.05465 (as formalised)"
-OURS = "otflow.papers.clusters"
+PAPER = Source("Geshkovski, Letrouit, Polyanskiy, Rigollet 2023, arXiv:2305.05465 (as formalised)")
+OURS = Source("otflow.papers.clusters")
 LONG = 12.0
 PUBLISHED = torch.tensor([[0.64709742, 0.81911926], [0.61210449, 0.63263484]], dtype=torch.float64)
 DOUBLE = torch.diag(torch.tensor([1.0, 1.0, -0.1], dtype=torch.float64))
 HEIGHT = 0.5  # of the pair of tokens in the remark at the end of section 7
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """All runs, all claims, all figures."""
     from otflow.papers.clusters import draw
 
-    seeds, m = (3, 10) if quick else (12, 20)
-    progress(0.0, "tokens on a line")
+    seeds, m = (3, 10) if frame.quick else (12, 20)
+    frame.stage(0.0, "tokens on a line")
     line = case(boxes(12, 1, seeds), eye(1), times(LONG, m))
-    progress(0.1, "tokens in the plane")
+    frame.stage(0.1, "tokens in the plane")
     plane = case(boxes(40, 2, seeds), eye(2), times(LONG, m))
-    progress(0.3, "hyperplanes")
+    frame.stage(0.3, "hyperplanes")
     planes = case(boxes(20, 2, seeds), PUBLISHED, times(9.0, m))
-    progress(0.45, "polytope times line")
-    prism = case(boxes(40, 3, 1 if quick else 4), DOUBLE, times(LONG, m))
-    progress(0.6, "eighty dimensions")
-    deep = eighty(1 if quick else 3, of.Dopri5(1e-3, 1e-5) if quick else of.Dopri5(1e-5, 1e-7))
-    progress(0.85, "V = -I")
+    frame.stage(0.45, "polytope times line")
+    prism = case(boxes(40, 3, 1 if frame.quick else 4), DOUBLE, times(LONG, m))
+    frame.stage(0.6, "eighty dimensions")
+    deep = eighty(1 if frame.quick else 3, of.Dopri5(1e-3, 1e-5) if frame.quick else of.Dopri5(1e-5, 1e-7))
+    frame.stage(0.85, "V = -I")
     fall = repelled(seeds)
     claims = [
         *_line_claims(line),
@@ -80,7 +81,7 @@ def run(*, quick: bool, progress: Progress) -> Result:
         *_decay_claims(fall),
         *_pair_claims(),
     ]
-    progress(0.95, "figures")
+    frame.stage(0.95, "figures")
     figures = {
         "polytope": draw.polytope(plane),
         "boolean": draw.boolean(line),
@@ -99,78 +100,51 @@ def run(*, quick: bool, progress: Progress) -> Result:
 
 
 def _line_claims(c: ClusterRun) -> list[Claim]:
-    source, last, x = f"{PAPER}, Theorem 2.1", c.P[-1], c.z[0, ..., 0]
+    source, last, x = PAPER.at("Theorem 2.1"), c.P[-1], c.z[0, ..., 0]
     ends = torch.stack([x.argmin(-1), x.argmax(-1)], -1).sort(-1).values
     found = [led.nonzero().flatten().tolist() for led in c.leaders]
     return [
-        Claim.at_most(
-            f"d = 1, V = 1: distance of P(t) at t = {LONG:g} from a Boolean matrix (largest entry)",
-            source,
-            bound=1e-12,
-            measured=float((last - clusters.boolean_limit(last)).abs().max()),
+        source(
+            f"d = 1, V = 1: distance of P(t) at t = {LONG:g} from a Boolean matrix (largest entry)"
+        ).at_most(1e-12, (last - clusters.boolean_limit(last)).abs().max()),
+        source("d = 1, V = 1: rank of the attention matrix at the end (largest)").at_most(
+            2.0, clusters.rank(last).max()
         ),
-        Claim.at_most(
-            "d = 1, V = 1: rank of the attention matrix at the end (largest)",
-            source,
-            bound=2.0,
-            measured=float(clusters.rank(last).max()),
-        ),
-        Claim.equal(
-            "d = 1, V = 1: clouds whose leaders are not the smallest and the largest token",
-            OURS,
-            predicted=0.0,
-            measured=float(sum(a != b for a, b in zip(found, ends.tolist(), strict=True))),
+        OURS("d = 1, V = 1: clouds whose leaders are not the smallest and the largest token").equal(
+            0.0, sum(a != b for a, b in zip(found, ends.tolist(), strict=True))
         ),
     ]
 
 
 def _plane_claims(c: ClusterRun) -> list[Claim]:
-    source, ends = f"{PAPER}, Theorem 3.1", polytopes(c, eye(2))
+    source, ends = PAPER.at("Theorem 3.1"), polytopes(c, eye(2))
     sets = [clusters.limit_set(K.vertices, eye(2)) for _, K in ends]
     late = (c.ts > 5) & (c.ts < LONG)
     falls = violations(c)[late].max(1)
     return [
-        Claim.at_most(
-            "d = 2, V = I: by how much the convex hull grows between two times (largest)",
-            f"{PAPER}, Proposition 8.2",
-            bound=1e-5,
-            measured=max(_growth(c.z[:, b]) for b in range(c.z.shape[1])),
+        PAPER.at("Proposition 8.2")(
+            "d = 2, V = I: by how much the convex hull grows between two times (largest)"
+        ).at_most(1e-5, max(_growth(c.z[:, b]) for b in range(c.z.shape[1]))),
+        source(
+            f"d = 2, V = I: distance of a token at t = {LONG:g} to the set S of its polytope (largest)"
+        ).at_most(
+            1e-3, max(float(torch.cdist(z, S).amin(1).max()) for (z, _), S in zip(ends, sets, strict=True))
         ),
-        Claim.at_most(
-            f"d = 2, V = I: distance of a token at t = {LONG:g} to the set S of its polytope (largest)",
-            source,
-            bound=1e-3,
-            measured=max(
-                float(torch.cdist(z, S).amin(1).max()) for (z, _), S in zip(ends, sets, strict=True)
-            ),
-        ),
-        Claim.at_most(
-            "d = 2, V = I: distance of a vertex of the polytope to S (largest)",
-            source,
-            bound=1e-9,
-            measured=max(
+        source("d = 2, V = I: distance of a vertex of the polytope to S (largest)").at_most(
+            1e-9,
+            max(
                 float(torch.cdist(K.vertices, S).amin(1).max()) for (_, K), S in zip(ends, sets, strict=True)
             ),
         ),
-        Claim.at_most(
-            f"d = 2, V = I: distance of a token at t = {LONG:g} to the boundary or to 0 (largest)",
-            source,
-            bound=1e-3,
-            measured=max(float(torch.minimum(K.excess(z).abs(), z.norm(dim=-1)).max()) for z, K in ends),
-        ),
-        Claim.within(
-            "d = 2, V = I: exponential rate at which tokens approach S",
-            f"{OURS} (a token that follows a leader at rest)",
-            low=-1.02,
-            high=-0.98,
-            measured=slope(np.exp(c.ts[late]), falls),
-        ),
-        Claim.equal(
-            "d = 2, V = I: clouds where vertices, leaders, clusters and the rank of P differ in number",
-            source,
-            predicted=0.0,
-            measured=float(sum(len(_counts(c, b, K)) > 1 for b, (_, K) in enumerate(ends))),
-        ),
+        source(
+            f"d = 2, V = I: distance of a token at t = {LONG:g} to the boundary or to 0 (largest)"
+        ).at_most(1e-3, max(float(torch.minimum(K.excess(z).abs(), z.norm(dim=-1)).max()) for z, K in ends)),
+        Source(f"{OURS} (a token that follows a leader at rest)")(
+            "d = 2, V = I: exponential rate at which tokens approach S"
+        ).within(-1.02, -0.98, slope(np.exp(c.ts[late]), falls)),
+        source(
+            "d = 2, V = I: clouds where vertices, leaders, clusters and the rank of P differ in number"
+        ).equal(0.0, sum(len(_counts(c, b, K)) > 1 for b, (_, K) in enumerate(ends))),
     ]
 
 
@@ -190,25 +164,15 @@ def _hyperplane_claims(c: ClusterRun) -> list[Claim]:
     values = [clusters.distinct(own, 1e-2) for own in ends]
     spread = max(float((own[:, None] - v).abs().amin(1).max()) for own, v in zip(ends, values, strict=True))
     return [
-        Claim.equal(
-            "the matrix V of the figure: leading eigenvalue",
-            f"{PAPER}, figures for Theorem 4.2",
-            predicted=1.348,
-            measured=float(found.value),
-            atol=5e-4,
+        PAPER.at("figures for Theorem 4.2")("the matrix V of the figure: leading eigenvalue").equal(
+            1.348, found.value, atol=5e-4
         ),
-        Claim.at_most(
-            "that V: number of parallel lines on which tokens end (largest)",
-            f"{PAPER}, Theorem 4.2",
-            bound=3.0,
-            measured=float(max(map(len, values))),
+        PAPER.at("Theorem 4.2")("that V: number of parallel lines on which tokens end (largest)").at_most(
+            3.0, max(map(len, values))
         ),
-        Claim.at_most(
-            f"that V: distance of a token at t = {c.ts[-1]:g} to its line, along the eigenvector (largest)",
-            f"{PAPER}, Theorem 4.2",
-            bound=1e-3,
-            measured=spread,
-        ),
+        PAPER.at("Theorem 4.2")(
+            f"that V: distance of a token at t = {c.ts[-1]:g} to its line, along the eigenvector (largest)"
+        ).at_most(1e-3, spread),
     ]
 
 
@@ -216,19 +180,17 @@ def _prism_claims(c: ClusterRun) -> list[Claim]:
     basis = clusters.directions(eye(3), eye(3), c.V).basis
     ends = polytopes(c, basis)
     return [
-        Claim.at_most(
-            "V = diag(1, 1, -0.1): distance of a projected token to S of its polytope (largest)",
-            f"{PAPER}, Theorem 5.2",
-            bound=1e-2,
-            measured=max(
-                float(torch.cdist(y, clusters.limit_set(K.vertices, eye(2))).amin(1).max()) for y, K in ends
-            ),
+        PAPER.at("Theorem 5.2")(
+            "V = diag(1, 1, -0.1): distance of a projected token to S of its polytope (largest)"
+        ).at_most(
+            1e-2,
+            max(float(torch.cdist(y, clusters.limit_set(K.vertices, eye(2))).amin(1).max()) for y, K in ends),
         ),
-        Claim.at_most(
-            "V = diag(1, 1, -0.1): number of clusters over the number of distinct heights (largest)",
-            f"{PAPER}, Theorem 5.2 (a subspace, not points)",
-            bound=0.5,
-            measured=max(
+        PAPER.at("Theorem 5.2 (a subspace, not points)")(
+            "V = diag(1, 1, -0.1): number of clusters over the number of distinct heights (largest)"
+        ).at_most(
+            0.5,
+            max(
                 len(clusters.distinct(y, 1e-2)) / len(clusters.distinct(z[:, 2], 1e-2))
                 for (y, _), z in zip(ends, c.z[-1], strict=True)
             ),
@@ -238,17 +200,11 @@ def _prism_claims(c: ClusterRun) -> list[Claim]:
 
 def _deep_claims(c: ClusterRun) -> list[Claim]:
     return [
-        Claim.at_most(
-            "d = 80, n = 40: rank of the attention matrix at t = 11 (largest)",
-            f"{PAPER}, numerical experiments",
-            bound=10.0,
-            measured=float(clusters.rank(c.P[-1]).max()),
-        ),
-        Claim.equal(
-            "d = 80, n = 40: rank less number of leaders at t = 11 (largest modulus)",
-            OURS,
-            predicted=0.0,
-            measured=float((clusters.rank(c.P[-1]) - c.leaders.sum(-1)).abs().max()),
+        PAPER.at("numerical experiments")(
+            "d = 80, n = 40: rank of the attention matrix at t = 11 (largest)"
+        ).at_most(10.0, clusters.rank(c.P[-1]).max()),
+        OURS("d = 80, n = 40: rank less number of leaders at t = 11 (largest modulus)").equal(
+            0.0, (clusters.rank(c.P[-1]) - c.leaders.sum(-1)).abs().max()
         ),
     ]
 
@@ -257,41 +213,26 @@ def _decay_claims(fall: Trajectory) -> list[Claim]:
     late = fall.ts.numpy() > 50
     radius = of.observables.radius(fall.stacked).amax(-1).numpy()
     return [
-        Claim.at_most(
-            "V = -I: |2t eig S(t) - 1| at t = 2000 (largest)",
-            f"{OURS}.decay",
-            bound=1e-3,
-            measured=float((spectra(fall)[-1] - 1).abs().max()),
+        Source(f"{OURS}.decay")("V = -I: |2t eig S(t) - 1| at t = 2000 (largest)").at_most(
+            1e-3, (spectra(fall)[-1] - 1).abs().max()
         ),
-        Claim.within(
-            "V = -I: exponent of t in the largest norm of a token",
-            f"{PAPER} (V = -I: convergence to 0); {OURS}.decay has -1/2",
-            low=-0.51,
-            high=-0.49,
-            measured=slope(fall.ts.numpy()[late], radius[late]),
-        ),
+        Source(f"{PAPER} (V = -I: convergence to 0); {OURS}.decay has -1/2")(
+            "V = -I: exponent of t in the largest norm of a token"
+        ).within(-0.51, -0.49, slope(fall.ts.numpy()[late], radius[late])),
     ]
 
 
 def _pair_claims() -> list[Claim]:
     x = np.array([[[1.0, HEIGHT], [1.0, -HEIGHT]]])
     c = case(x, eye(2), np.array([0.0, LONG]), of.Dopri5(1e-10, 1e-12))
-    source = f"{PAPER}, remark at the end of section 7, as transcribed in a formalisation"
+    source = PAPER.at("remark at the end of section 7, as transcribed in a formalisation")
     return [
-        Claim.erratum(
-            "two tokens (1, y), (1, -y), V = I: number of clusters, while P tends to the identity",
-            source,
-            printed=1.0,
-            corrected=2.0,
-            measured=float(len(clusters.distinct(c.z[-1, 0], 1e-2))),
-        ),
-        Claim.equal(
-            f"two tokens (1, y), (1, -y), V = I: height of their limits for y = {HEIGHT:g}",
-            f"{OURS}.pair_limit",
-            predicted=float(clusters.pair_limit(HEIGHT)),
-            measured=float(c.z[-1, 0, 0, 1]),
-            rtol=1e-6,
-        ),
+        source(
+            "two tokens (1, y), (1, -y), V = I: number of clusters, while P tends to the identity"
+        ).erratum(printed=1.0, corrected=2.0, measured=float(len(clusters.distinct(c.z[-1, 0], 1e-2)))),
+        Source(f"{OURS}.pair_limit")(
+            f"two tokens (1, y), (1, -y), V = I: height of their limits for y = {HEIGHT:g}"
+        ).equal(clusters.pair_limit(HEIGHT), c.z[-1, 0, 0, 1], rtol=1e-6),
     ]
 
 

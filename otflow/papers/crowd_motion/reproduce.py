@@ -39,29 +39,30 @@ from otflow.papers.crowd_motion.runs import (
     on_line,
     packed,
 )
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
+from otflow.reproduce.frame import Frame
 from otflow.reproduce.oracle import JKO98, order
 
-MAURY = "Maury, Roudneff-Chupin, Santambrogio 2010"
+MAURY = Source("Maury, Roudneff-Chupin, Santambrogio 2010")
 EPS = 1e-3
 HALOS = (4e-3, 2e-3, 1e-3)  # blurs for which the end in the bowl is compared
 SHARP_STEPS, SHARP_TOL = 5, 5e-2
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """Two crowds with blur, one without, and the line."""
-    n = 64 if quick else 128
+    n = 64 if frame.quick else 128
     crowds = {}
     for k, (name, scene) in enumerate(SCENES.items()):
-        progress(0.35 * k, f"{name}, {n} x {n} cells")
+        frame.stage(0.35 * k, f"{name}, {n} x {n} cells")
         crowds[name] = follow(scene, n, of.EntropicJKO(EPS, debiased=True), scene.steps)
-    progress(0.7, "steps without blur")
+    frame.stage(0.7, "steps without blur")
     sharp = follow(SCENES["bowl"], 64, of.JKO(tol=SHARP_TOL), SHARP_STEPS)
     blurred = follow(SCENES["bowl"], 64, of.EntropicJKO(EPS, debiased=True), SHARP_STEPS)
-    progress(0.75, "weaker and weaker blur")
+    frame.stage(0.75, "weaker and weaker blur")
     halos = {eps: halo(eps) for eps in HALOS}
-    progress(0.85, "the line")
-    line = on_line(200 if quick else 800)
+    frame.stage(0.85, "the line")
+    line = on_line(200 if frame.quick else 800)
     claims = [
         *(claim for name, crowd in crowds.items() for claim in _crowd_claims(name, crowd)),
         *_sharp_claims(sharp, blurred),
@@ -91,93 +92,50 @@ def _crowd_claims(name: str, crowd: Crowd) -> list[Claim]:
     shape = "the disc of area 1/limit" if name == "bowl" else "the sublevel set of V of area 1/limit"
     area = float((last.density > crowd.scene.limit / 2).sum()) * last.cell
     return [
-        Claim.equal(f"{name}: the run", MAURY, predicted="ok", measured=crowd.status),
-        Claim.at_most(
-            f"{name}: largest density over the limit, less 1, in {steps} steps",
-            MAURY,
-            bound=1e-6,
-            measured=_over(crowd),
+        MAURY(f"{name}: the run").equal("ok", crowd.status),
+        MAURY(f"{name}: largest density over the limit, less 1, in {steps} steps").at_most(
+            1e-6, _over(crowd)
         ),
-        Claim.at_most(f"{name}: |mass - 1| (largest)", "conservation", bound=1e-10, measured=_lost(crowd)),
-        Claim.at_most(
-            f"{name}: the energy falls in every step (largest increase)",
-            JKO98,
-            bound=0.0,
-            measured=float(np.diff(crowd.energy).max()),
+        Source("conservation")(f"{name}: |mass - 1| (largest)").at_most(1e-10, _lost(crowd)),
+        JKO98(f"{name}: the energy falls in every step (largest increase)").at_most(
+            0.0, np.diff(crowd.energy).max()
         ),
-        Claim.at_most(
-            f"{name}: F(mu') + W2^2 / (2 tau) - F(mu), at most d eps / (2 tau) in every step",
-            "Peyré 2015; the cost of a plan of blur eps at rest",
-            bound=EPS / crowd.scene.tau,
-            measured=float(crowd.energy_gap.max()),
+        Source("Peyré 2015; the cost of a plan of blur eps at rest")(
+            f"{name}: F(mu') + W2^2 / (2 tau) - F(mu), at most d eps / (2 tau) in every step"
+        ).at_most(EPS / crowd.scene.tau, crowd.energy_gap.max()),
+        Source(f"{MAURY}; least energy under the bound")(
+            f"{name}: the crowd ends at the limit on {shape}, and nowhere else (L1)"
+        ).at_most(0.04, _l1(last.density, packed(crowd), last)),
+        MAURY(f"{name}: area of the congested set (density above half the limit), 1/limit").equal(
+            1 / crowd.scene.limit, area, rtol=0.02
         ),
-        Claim.at_most(
-            f"{name}: the crowd ends at the limit on {shape}, and nowhere else (L1)",
-            f"{MAURY}; least energy under the bound",
-            bound=0.04,
-            measured=_l1(last.density, packed(crowd), last),
-        ),
-        Claim.equal(
-            f"{name}: area of the congested set (density above half the limit), 1/limit",
-            MAURY,
-            predicted=1 / crowd.scene.limit,
-            measured=area,
-            rtol=0.02,
-        ),
-        Claim.within(
-            f"{name}: energy at the end over the least one, less 1",
-            "least energy under the bound",
-            low=0.0,
-            high=2e-3,
-            measured=float(crowd.energy[-1]) / least(crowd) - 1,
-        ),
-        Claim.at_most(
-            f"{name}: part of the mass that is not at the limit at the end",
-            MAURY,
-            bound=0.1,
-            measured=1 - full_share(last, crowd.scene.limit),
+        Source("least energy under the bound")(
+            f"{name}: energy at the end over the least one, less 1"
+        ).within(0.0, 2e-3, float(crowd.energy[-1]) / least(crowd) - 1),
+        MAURY(f"{name}: part of the mass that is not at the limit at the end").at_most(
+            0.1, 1 - full_share(last, crowd.scene.limit)
         ),
     ]
 
 
 def _halo_claim(halos: dict[float, float]) -> Claim:
-    return Claim.within(
-        "bowl: L1 to the packed crowd against eps: between the order 1/2 of a blurred jump and 1 (slope)",
-        "Peyré 2015",
-        low=0.4,
-        high=1.1,
-        measured=order(halos),
-    )
+    return Source("Peyré 2015")(
+        "bowl: L1 to the packed crowd against eps: between the order 1/2 of a blurred jump and 1 (slope)"
+    ).within(0.4, 1.1, order(halos))
 
 
 def _sharp_claims(sharp: Crowd, blurred: Crowd) -> list[Claim]:
     k = min(len(sharp.densities), len(blurred.densities)) - 1
     apart = _l1(sharp.densities[k].density, blurred.densities[k].density, sharp.densities[k])
     return [
-        Claim.equal(
-            f"bowl, without blur: the run of {SHARP_STEPS} steps",
-            JKO98,
-            predicted="ok",
-            measured=sharp.status,
+        JKO98(f"bowl, without blur: the run of {SHARP_STEPS} steps").equal("ok", sharp.status),
+        MAURY("bowl, without blur: largest density over the limit, less 1").at_most(1e-6, _over(sharp)),
+        JKO98("bowl, without blur: F(mu') + W2^2 / (2 tau) - F(mu) in every step (largest)").at_most(
+            0.0, sharp.energy_gap.max()
         ),
-        Claim.at_most(
-            "bowl, without blur: largest density over the limit, less 1",
-            MAURY,
-            bound=1e-6,
-            measured=_over(sharp),
-        ),
-        Claim.at_most(
-            "bowl, without blur: F(mu') + W2^2 / (2 tau) - F(mu) in every step (largest)",
-            JKO98,
-            bound=0.0,
-            measured=float(sharp.energy_gap.max()),
-        ),
-        Claim.at_most(
-            f"bowl: densities with and without blur after {k} steps (L1)",
-            "the blur is removed to first order",
-            bound=0.06,
-            measured=apart,
-        ),
+        Source("the blur is removed to first order")(
+            f"bowl: densities with and without blur after {k} steps (L1)"
+        ).at_most(0.06, apart),
     ]
 
 
@@ -191,25 +149,14 @@ def _line_claims(line: CrowdOnLine) -> list[Claim]:
     wanted = (np.arange(n + 1) / n - 0.5) / LINE_LIMIT
     apart = np.sqrt(np.mean((x - line.projected) ** 2, axis=1))
     return [
-        Claim.at_most(
-            f"line, {n} intervals: distance to scipy's isotonic regression (W2, largest of {len(x)} times)",
-            f"{MAURY}; the step is a projection, see the text",
-            bound=1e-3,
-            measured=float(apart.max()),
+        Source(f"{MAURY}; the step is a projection, see the text")(
+            f"line, {n} intervals: distance to scipy's isotonic regression (W2, largest of {len(x)} times)"
+        ).at_most(1e-3, apart.max()),
+        MAURY("line: largest density over the limit, less 1").at_most(1e-6, top / LINE_LIMIT - 1),
+        JKO98("line: F(mu') + W2^2 / (2 tau) - F(mu) in every step (largest)").at_most(
+            0.0, line.energy_gap.max()
         ),
-        Claim.at_most(
-            "line: largest density over the limit, less 1", MAURY, bound=1e-6, measured=top / LINE_LIMIT - 1
-        ),
-        Claim.at_most(
-            "line: F(mu') + W2^2 / (2 tau) - F(mu) in every step (largest)",
-            JKO98,
-            bound=0.0,
-            measured=float(line.energy_gap.max()),
-        ),
-        Claim.at_most(
-            "line: the crowd ends on an interval of length 1/limit about 0 (largest difference of quantiles)",
-            MAURY,
-            bound=0.01,
-            measured=float(np.abs(last.x.numpy() - wanted).max()),
-        ),
+        MAURY(
+            "line: the crowd ends on an interval of length 1/limit about 0 (largest difference of quantiles)"
+        ).at_most(0.01, np.abs(last.x.numpy() - wanted).max()),
     ]

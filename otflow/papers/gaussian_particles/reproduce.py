@@ -28,10 +28,11 @@ from torch import Tensor
 
 import otflow as of
 from otflow import closed_forms
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.fits import slope
+from otflow.reproduce.frame import Frame, Progress
 
-PAPER = "Castin, Ablin, Carrillo, Peyré 2025"
+PAPER = Source("Castin, Ablin, Carrillo, Peyré 2025")
 SEED = 4
 MEAN = (0.3, -0.2)
 COV = ((1.0, 0.3), (0.3, 0.6))
@@ -49,15 +50,15 @@ class Regime(NamedTuple):
     share: float = 1.0
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """All flows, all claims, all figures."""
     rng = np.random.default_rng(SEED)
-    errors = _errors(rng, quick=quick, progress=progress)
-    progress(0.75, "one cloud with the exact moments")
-    most = 400 if quick else 1500
+    errors = _errors(rng, quick=frame.quick, progress=frame.stage)
+    frame.stage(0.75, "one cloud with the exact moments")
+    most = 400 if frame.quick else 1500
     matched = {name: _matched_error(regime, most, rng) for name, regime in _regimes().items()}
-    progress(0.85, "softmax, towards the blow-up")
-    paths = {n: _towards(n, rng) for n in ((100, most) if quick else (100, 400, most))}
+    frame.stage(0.85, "softmax, towards the blow-up")
+    paths = {n: _towards(n, rng) for n in ((100, most) if frame.quick else (100, 400, most))}
     claims = [*_rate_claims(errors), *_matched_claims(matched, most), *_blow_up_claims(paths)]
     figures = {"rates": _draw_rates(errors), "blow-up": _draw_blow_up(paths)}
     return Result(claims, figures, _data(errors, paths))
@@ -136,25 +137,18 @@ def _slope(found: dict[int, tuple[float, float]]) -> float:
 
 def _rate_claims(errors: dict[str, dict[int, tuple[float, float]]]) -> list[Claim]:
     return [
-        Claim.within(
-            f"{name}: the covariance of n tokens meets the Gaussian flow like n^-0.5 (slope)",
-            f"{PAPER}, section 4 and the mean-field limit of Theorem 3.1",
-            low=-0.65,
-            high=-0.35,
-            measured=_slope(found),
-        )
+        PAPER.at("section 4 and the mean-field limit of Theorem 3.1")(
+            f"{name}: the covariance of n tokens meets the Gaussian flow like n^-0.5 (slope)"
+        ).within(-0.65, -0.35, _slope(found))
         for name, found in errors.items()
     ]
 
 
 def _matched_claims(matched: dict[str, float], n: int) -> list[Claim]:
     return [
-        Claim.at_most(
-            f"{name}: a cloud of {n} tokens that starts with the exact moments keeps them (error at t = 1)",
-            f"{PAPER}, section 4",
-            bound=1 / math.sqrt(n),
-            measured=error,
-        )
+        PAPER.at("section 4")(
+            f"{name}: a cloud of {n} tokens that starts with the exact moments keeps them (error at t = 1)"
+        ).at_most(1 / math.sqrt(n), error)
         for name, error in matched.items()
     ]
 
@@ -212,20 +206,16 @@ def _at(path: CloudPath, share: float) -> float:
 
 def _blow_up_claims(paths: dict[int, CloudPath]) -> list[Claim]:
     n, path = max(paths.items())
-    source = f"{PAPER}, section 4 (V = I) and Theorem 3.1"
+    source = PAPER.at("section 4 (V = I) and Theorem 3.1")
     words = f"softmax, V = I, n = {n}: relative error of the covariance"
     return [
-        Claim.at_most(f"{words} at 0.2 t*", source, bound=0.02, measured=_at(path, 0.2)),
-        Claim.within(f"{words} at 0.66 t*", source, low=0.02, high=0.4, measured=_at(path, 0.66)),
-        Claim.within(f"{words} at 0.98 t*", source, low=0.85, high=1.0, measured=_at(path, 0.98)),
+        source(f"{words} at 0.2 t*").at_most(0.02, _at(path, 0.2)),
+        source(f"{words} at 0.66 t*").within(0.02, 0.4, _at(path, 0.66)),
+        source(f"{words} at 0.98 t*").within(0.85, 1.0, _at(path, 0.98)),
         *(
-            Claim.at_most(
-                f"softmax, V = I, n = {k}: R(t) / (exp(t |V|) R(0)) up to {END:g} t*, so no cloud blows up",
-                source,
-                bound=1.0,
-                measured=found.growth,
-                slack=1e-9,
-            )
+            source(
+                f"softmax, V = I, n = {k}: R(t) / (exp(t |V|) R(0)) up to {END:g} t*, so no cloud blows up"
+            ).at_most(1.0, found.growth, slack=1e-9)
             for k, found in paths.items()
         ),
     ]

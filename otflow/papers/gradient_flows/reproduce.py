@@ -68,50 +68,51 @@ from otflow.papers.gradient_flows.draw import (
     skew,
     to_follow,
 )
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
+from otflow.reproduce.frame import Frame
 from otflow.reproduce.quadrature import nodes, scaled
 
-SINKFORMERS = "Sander, Ablin, Blondel, Peyré 2022, Propositions 2 and 3"
-SPHERE = "Geshkovski, Letrouit, Polyanskiy, Rigollet 2025, section 3"
-CLOSED = "closed forms of energies on Gaussians, V = -A"
-AGS = "Ambrosio, Gigli, Savaré 2008"
-TOTAL = "Cavagnari, Savaré, Sodini 2023, arXiv 2305.05211"
+SINKFORMERS = Source("Sander, Ablin, Blondel, Peyré 2022, Propositions 2 and 3")
+SPHERE = Source("Geshkovski, Letrouit, Polyanskiy, Rigollet 2025, section 3")
+CLOSED = Source("closed forms of energies on Gaussians, V = -A")
+AGS = Source("Ambrosio, Gigli, Savaré 2008")
+TOTAL = Source("Cavagnari, Savaré, Sodini 2023, arXiv 2305.05211")
 NONE = ("softmax", "softmax, masked", "softmax, masked, weighed by Z", "L2, other Q")  # without energy
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """Identities, then runs, then convexity and the two warnings."""
-    progress(0.0, "fields against descents")
+    frame.stage(0.0, "fields against descents")
     identities = [*_descent_claims(cases := _cases()), *_gaussian_claims(), *_sphere_claims()]
-    progress(0.03, "dissipation")
+    frame.stage(0.03, "dissipation")
     identities += _dissipation_claims(cases)
-    progress(0.1, "Jacobians")
+    frame.stage(0.1, "Jacobians")
     uneven, runs = asymmetries(), {}
     for k, (name, c) in enumerate(to_follow().items()):
-        progress(0.15 + 0.1 * k, f"explicit and implicit runs, {name}")
-        runs[name] = follow(c, (0.05, 0.025) if quick else (0.1, 0.05, 0.025), t1=0.1 if quick else 0.5)
-    progress(0.85, "convexity")
-    bent, path = curvatures(100 if quick else 1000), infinite_path()
-    rest = [*_convexity_claims(bent, 20 if quick else 100), *_infinite_claims(path), *_wrong_cost_claims()]
-    progress(0.95, "figures")
+        frame.stage(0.15 + 0.1 * k, f"explicit and implicit runs, {name}")
+        runs[name] = follow(
+            c, (0.05, 0.025) if frame.quick else (0.1, 0.05, 0.025), t1=0.1 if frame.quick else 0.5
+        )
+    frame.stage(0.85, "convexity")
+    bent, path = curvatures(100 if frame.quick else 1000), infinite_path()
+    rest = [
+        *_convexity_claims(bent, 20 if frame.quick else 100),
+        *_infinite_claims(path),
+        *_wrong_cost_claims(),
+    ]
+    frame.stage(0.95, "figures")
     claims = [*identities, *_asymmetry_claims(uneven), *_run_claims(runs), *_balance_claims(runs), *rest]
     figures = {"runs": draw.runs(runs), "structure": draw.structure(uneven, bent, path)}
     return Result(claims, figures, _data(uneven, runs, bent))
 
 
-def _at_most(words: str, source: str, bound: float, found: Mapping[str, float]) -> list[Claim]:
+def _at_most(words: str, source: Source, bound: float, found: Mapping[str, float]) -> list[Claim]:
     """One claim for every name."""
-    return [
-        Claim.at_most(f"{name}: {words}", source, bound=bound, measured=value)
-        for name, value in found.items()
-    ]
+    return [source(f"{name}: {words}").at_most(bound, value) for name, value in found.items()]
 
 
-def _within(words: str, source: str, low: float, high: float, found: Mapping[str, float]) -> list[Claim]:
-    return [
-        Claim.within(f"{name}: {words}", source, low=low, high=high, measured=value)
-        for name, value in found.items()
-    ]
+def _within(words: str, source: Source, low: float, high: float, found: Mapping[str, float]) -> list[Claim]:
+    return [source(f"{name}: {words}").within(low, high, value) for name, value in found.items()]
 
 
 # --- fields and descents -----------------------------------------------------------------------------
@@ -195,7 +196,7 @@ def _sphere_claims() -> list[Claim]:
 def _dissipation_claims(cases: dict[str, list[DescentCase]]) -> list[Claim]:
     worst = {name: max(map(_imbalance, group)) for name, group in cases.items()}
     words = "dF/dt = -<v, v> in the metric of the descent, along runs (relative difference)"
-    return _at_most(words, f"{AGS}, section 11.1", 1e-8, worst)
+    return _at_most(words, AGS.at("section 11.1"), 1e-8, worst)
 
 
 def _imbalance(c: DescentCase) -> float:
@@ -224,7 +225,7 @@ def _asymmetry_claims(found: dict[str, float]) -> list[Claim]:
 
 def _symmetry(words: str, found: dict[str, float]) -> list[Claim]:
     yes, no = ({k: v for k, v in found.items() if (k in NONE) is none} for none in (False, True))
-    source = "a gradient has a symmetric Jacobian"
+    source = Source("a gradient has a symmetric Jacobian")
     return [
         *_at_most(f"a gradient, {words}", source, 1e-8, yes),
         *_within(f"not a gradient, {words}", source, 0.1, 2.0, no),
@@ -242,9 +243,9 @@ def _run_claims(runs: dict[str, Followed]) -> list[Claim]:
     side = {name: f.excess() for name, f in runs.items()}
     enclosed = "energies of JKO are above, those of Euler below the flow's (largest excess, relative)"
     return [
-        *_within(f"JKO {words('first')}", f"{AGS}, section 4", 0.9, 1.1, first),
-        *_within(f"extrapolated JKO {words('second')}", "Richardson", 1.7, 2.2, second),
-        *_at_most(enclosed, "positive curvature along the flow, A > 0", 0.0, side),
+        *_within(f"JKO {words('first')}", AGS.at("section 4"), 0.9, 1.1, first),
+        *_within(f"extrapolated JKO {words('second')}", Source("Richardson"), 1.7, 2.2, second),
+        *_at_most(enclosed, Source("positive curvature along the flow, A > 0"), 0.0, side),
     ]
 
 
@@ -256,7 +257,7 @@ def _balance_claims(runs: dict[str, Followed]) -> list[Claim]:
     twisted, flat = (float(of.energy_balance(exact, d).relative) for d in (c.descent, plain))
     missing = "missing from the energy-dissipation identity (relative to the fall)"
     return [
-        *_within(words, f"{AGS}, section 11.1", 1.7, 2.3, orders),
+        *_within(words, AGS.at("section 11.1"), 1.7, 2.3, orders),
         *_at_most(missing, SPHERE, 2e-3, {"softmax in the twisted metric": twisted}),
         *_within(missing, SPHERE, 0.02, 10.0, {"softmax in W2": flat}),
     ]
@@ -268,7 +269,7 @@ def _balance_claims(runs: dict[str, Followed]) -> list[Claim]:
 def _convexity_claims(bent: dict[str, dict[str, np.ndarray]], count: int) -> list[Claim]:
     convex, mixed, concave = bent.values()
     what = "second derivatives along Bures geodesics of length one"
-    source = "convex functions of X, S = X X^T"
+    source = Source("convex functions of X, S = X X^T")
     shrinks = {f"{name}, A > 0, V = -A": _stretch(G, count, 1.0) for name, G in energies(DEFINITE).items()}
     grows = {f"{name}, A of both signs": _stretch(G, count, 0.1) for name, G in energies(MIXED).items()}
     ratio = f"largest W2(J mu, J nu) / W2(mu, nu) over {count} pairs, for JKO steps J of length"
@@ -280,7 +281,7 @@ def _convexity_claims(bent: dict[str, dict[str, np.ndarray]], count: int) -> lis
         *_at_most(f"concave, {what} (the largest)", source, 0.0, high),
         *_at_most(f"not convex, {what} (the least)", source, -0.5, both),
         *_at_most(f"{ratio} 1", TOTAL, 1.0, shrinks),
-        *_within(f"{ratio} 0.1", "no contraction without convexity", 1.01, 2.0, grows),
+        *_within(f"{ratio} 0.1", Source("no contraction without convexity"), 1.01, 2.0, grows),
     ]
 
 
@@ -301,21 +302,14 @@ def _infinite_claims(path: DescentPath) -> list[Claim]:
     (t0, d0), (t1, d1) = [(t, 0.25 / f**2) for t, f in zip(path.t, path.F, strict=True) if np.isfinite(f)][:2]
     found, when = float(F(law())), t0 - d0 * (t1 - t0) / (d1 - d0)
     words = "1/2 iint exp(Ax.y) of a Gaussian"
-    rule = "Gauss-Hermite quadrature"
-    exact = "explicit solution for diagonal A and S"
+    rule = Source("Gauss-Hermite quadrature")
+    exact = Source("explicit solution for diagonal A and S")
     return [
-        Claim.equal(
-            f"{words}, eigenvalues of SASA below one", rule, predicted=sums, measured=found, rtol=1e-8
+        rule(f"{words}, eigenvalues of SASA below one").equal(sums, found, rtol=1e-8),
+        Source("closed form")(f"{words}, not all eigenvalues of SASA below one").equal(
+            "inf", str(float(F(big)))
         ),
-        Claim.equal(
-            f"{words}, not all eigenvalues of SASA below one",
-            "closed form",
-            predicted="inf",
-            measured=str(float(F(big))),
-        ),
-        Claim.equal(
-            f"{words} under softmax: finite from", exact, predicted=path.last, measured=when, atol=1e-3
-        ),
+        exact(f"{words} under softmax: finite from").equal(path.last, when, atol=1e-3),
     ]
 
 
@@ -344,8 +338,8 @@ def _wrong_cost_claims() -> list[Claim]:
     other = {f"{words}: descent against attention": _relative([found], [attention])}
     what = "relative difference"
     return [
-        *_at_most(what, "envelope theorem", 1e-8, right),
-        *_within(what, "envelope theorem", 0.5, 10.0, other),
+        *_at_most(what, Source("envelope theorem"), 1e-8, right),
+        *_within(what, Source("envelope theorem"), 0.5, 10.0, other),
     ]
 
 

@@ -12,13 +12,13 @@ from torch import Tensor
 from otflow.papers import homogenized as hom
 from otflow.papers.homogenized.random_energy import chi_rule
 from otflow.papers.homogenized.runs import CROWD, HEADS, U0, Array, cloud, overlap, pairs, product_of
-from otflow.reproduce.claim import Claim
+from otflow.reproduce.claim import Claim, Source
 
 if TYPE_CHECKING:
     from otflow.papers.homogenized.runs import LayerRuns
 
-PAPER = "Koubbi, Geshkovski, Rigollet 2026, arXiv 2604.01978"
-OURS = "otflow.papers.homogenized"
+PAPER = Source("Koubbi, Geshkovski, Rigollet 2026, arXiv 2604.01978")
+OURS = Source("otflow.papers.homogenized")
 
 
 def every_claim(runs: LayerRuns, samples: int) -> list[Claim]:
@@ -48,18 +48,12 @@ def _layer_claims(samples: int) -> list[Claim]:
     run = hom.chain(x, weights=law, beta=beta, eta=eta, layers=1, samples=samples, antithetic=True, rng=2)
     moved = (run.overlaps[-1] - R)[:, i, j].reshape(-1, 2, len(i))
     return [
-        Claim.at_most(
-            "one layer: the mean change of overlaps against their drift, in standard errors (worst pair)",
-            f"{PAPER}: the drift of overlaps",
-            bound=3.0,
-            measured=strays(moved.mean(1) / eta**2, hom.overlap_drift(R, s, d)[i, j]),
-        ),
-        Claim.at_most(
-            "one layer: the mean square change of overlaps against their bracket, in standard errors",
-            f"{OURS}.overlap_bracket",
-            bound=3.0,
-            measured=strays(moved.square().mean(1) / eta**2, hom.overlap_bracket(R, s, d)[i, j]),
-        ),
+        Source(f"{PAPER}: the drift of overlaps")(
+            "one layer: the mean change of overlaps against their drift, in standard errors (worst pair)"
+        ).at_most(3.0, strays(moved.mean(1) / eta**2, hom.overlap_drift(R, s, d)[i, j])),
+        Source(f"{OURS}.overlap_bracket")(
+            "one layer: the mean square change of overlaps against their bracket, in standard errors"
+        ).at_most(3.0, strays(moved.square().mean(1) / eta**2, hom.overlap_bracket(R, s, d)[i, j])),
     ]
 
 
@@ -70,31 +64,18 @@ def _limit_claims(runs: LayerRuns) -> list[Claim]:
     _, mean = runs.ode
     spreads = [runs.heads[h].spread.max() for h in HEADS]
     return [
-        Claim.at_most(
-            "overlap of chain and SDE: difference of means in standard errors (worst time)",
-            f"{PAPER}: the SDE with common noise",
-            bound=3.5,
-            measured=z.max(),
-        ),
-        Claim.at_most(
-            "overlap of chain and SDE: relative difference of deviations (worst time)",
-            f"{PAPER}: the SDE with common noise",
-            bound=0.12,
-            measured=spread.max(),
-        ),
-        Claim.within(
-            "chain and ODE: 64 heads instead of one divide fluctuations by 8, roughly",
-            f"{PAPER}: fluctuations of order sqrt(eta / H)",
-            low=5.0,
-            high=12.0,
-            measured=spreads[0] / spreads[-1],
-        ),
-        Claim.at_most(
-            "chain of 64 heads and step 0.05 against the ODE: mean overlap (worst time)",
-            f"{PAPER}: the ODE as eta / H -> 0",
-            bound=0.05,
-            measured=np.abs(runs.heads[HEADS[-1]].mean - mean).max(),
-        ),
+        Source(f"{PAPER}: the SDE with common noise")(
+            "overlap of chain and SDE: difference of means in standard errors (worst time)"
+        ).at_most(3.5, z.max()),
+        Source(f"{PAPER}: the SDE with common noise")(
+            "overlap of chain and SDE: relative difference of deviations (worst time)"
+        ).at_most(0.12, spread.max()),
+        Source(f"{PAPER}: fluctuations of order sqrt(eta / H)")(
+            "chain and ODE: 64 heads instead of one divide fluctuations by 8, roughly"
+        ).within(5.0, 12.0, spreads[0] / spreads[-1]),
+        Source(f"{PAPER}: the ODE as eta / H -> 0")(
+            "chain of 64 heads and step 0.05 against the ODE: mean overlap (worst time)"
+        ).at_most(0.05, np.abs(runs.heads[HEADS[-1]].mean - mean).max()),
     ]
 
 
@@ -104,23 +85,17 @@ def _angle_claims(runs: LayerRuns) -> list[Claim]:
         k = slice(2, 8)
         off = [np.abs(c - curves.chain.mean)[k].sum() for c in (curves.exact, curves.large)]
         claims.append(
-            Claim.at_most(
+            Source(f"{OURS}.simplex_velocity")(
                 f"{curves.n} tokens, d = {curves.d}: distance of the chain to the ODE of this dimension,"
-                " over that to the printed one",
-                f"{OURS}.simplex_velocity",
-                bound=0.8,
-                measured=off[0] / off[1],
-            )
+                " over that to the printed one"
+            ).at_most(0.8, off[0] / off[1])
         )
     gap = np.abs(runs.hot.mean - hom.logistic(runs.hot.t, 1 / 8).numpy())
     return [
         *claims,
-        Claim.at_most(
-            "high temperature, d = 256: mean overlap against the logistic law (worst time)",
-            f"{PAPER}: high temperature, error of order 1/d = 0.004 times e^(C t), t <= 4",
-            bound=0.03,
-            measured=gap.max(),
-        ),
+        Source(f"{PAPER}: high temperature, error of order 1/d = 0.004 times e^(C t), t <= 4")(
+            "high temperature, d = 256: mean overlap against the logistic law (worst time)"
+        ).at_most(0.03, gap.max()),
     ]
 
 
@@ -131,32 +106,19 @@ def _low_claims(runs: LayerRuns) -> list[Claim]:
         return float((np.abs((ends > 0).mean(0) - p) / np.sqrt(p * (1 - p) / len(ends))).max())
 
     return [
-        Claim.at_most(
-            "low temperature: share of paths to u = 1 against the arcsine law, in standard errors (worst u0)",
-            f"{PAPER}: low temperature, arcsin u is a martingale",
-            bound=3.0,
-            measured=worst(runs.ends),
-        ),
-        Claim.at_most(
-            "pairs in a uniform crowd, d = 24, A a rotation: mean of 1/2 + arcsin(u) / pi, gap to its start",
-            f"{PAPER}: low temperature, arcsin u is a martingale",
-            bound=0.06,
-            measured=np.abs(hom.aligned_probability(runs.crowd.clip(-1, 1)).numpy().mean(0) - p).max(),
-        ),
-        Claim.at_most(
-            "pairs in a uniform crowd, d = 24, A = W W'^T: share with u > 0, gap to artanh u Brownian",
-            f"{OURS}.low_temperature_paths",
-            bound=0.06,
-            measured=np.abs((runs.product > 0).mean(0) - brownian(U0, CROWD)).max(),
-        ),
+        Source(f"{PAPER}: low temperature, arcsin u is a martingale")(
+            "low temperature: share of paths to u = 1 against the arcsine law, in standard errors (worst u0)"
+        ).at_most(3.0, worst(runs.ends)),
+        Source(f"{PAPER}: low temperature, arcsin u is a martingale")(
+            "pairs in a uniform crowd, d = 24, A a rotation: mean of 1/2 + arcsin(u) / pi, gap to its start"
+        ).at_most(0.06, np.abs(hom.aligned_probability(runs.crowd.clip(-1, 1)).numpy().mean(0) - p).max()),
+        Source(f"{OURS}.low_temperature_paths")(
+            "pairs in a uniform crowd, d = 24, A = W W'^T: share with u > 0, gap to artanh u Brownian"
+        ).at_most(0.06, np.abs((runs.product > 0).mean(0) - brownian(U0, CROWD)).max()),
         _drift_claim(100_000),
-        Claim.within(
-            "32 tokens in dimension 4 instead of a crowd: share of pairs that end parallel (a crowd: 0.5)",
-            f"{OURS}.chain",
-            low=0.75,
-            high=1.0,
-            measured=runs.few[32],
-        ),
+        Source(f"{OURS}.chain")(
+            "32 tokens in dimension 4 instead of a crowd: share of pairs that end parallel (a crowd: 0.5)"
+        ).within(0.75, 1.0, runs.few[32]),
     ]
 
 
@@ -170,14 +132,10 @@ def _drift_claim(samples: int) -> Claim:
     d, u = 24, 0.8
     s = overlap(product_of(pairs(np.full(samples, u)), d, np.random.default_rng(6))).mean()
     drift = hom.overlap_drift([[1.0, u], [u, 1.0]], [[1.0, s], [s, 1.0]], d)[0, 1].item()
-    return Claim.equal(
+    return Source(f"{OURS}.low_temperature_paths")(
         "uniform crowd at zero temperature, A = W W'^T, d = 24, u = 0.8: c in the drift -c u (1 - u^2) / d"
-        " (the law with an arcsine has c = 1)",
-        f"{OURS}.low_temperature_paths",
-        predicted=2.0,
-        measured=-drift * d / (u * (1 - u**2)),
-        atol=0.2,
-    )
+        " (the law with an arcsine has c = 1)"
+    ).equal(2.0, -drift * d / (u * (1 - u**2)), atol=0.2)
 
 
 def _freezing_claims() -> list[Claim]:
@@ -189,25 +147,15 @@ def _freezing_claims() -> list[Claim]:
     q = ((p / p.sum(1, keepdims=True)) ** 2).sum(1)
     big = hom.participation(2 * hom.critical_scale(1e8).item(), 1e8).item()
     return [
-        Claim.at_most(
-            "2000 scores at twice the critical scale: participation ratio against samples, standard errors",
-            f"{OURS}.participation",
-            bound=3.0,
-            measured=abs(q.mean() - f[2]) / (q.std() / math.sqrt(len(q))),
-        ),
-        Claim.at_most(
-            "2000 scores at half the critical scale: participation ratio",
-            f"{OURS}.participation: frozen above sqrt(2 log n) only",
-            bound=0.02,
-            measured=f[0],
-        ),
-        Claim.equal(
-            "10^8 scores at twice the critical scale: participation ratio 1 - b_c / b",
-            "Derrida 1981, the random-energy model",
-            predicted=0.5,
-            measured=big,
-            atol=0.05,
-        ),
+        Source(f"{OURS}.participation")(
+            "2000 scores at twice the critical scale: participation ratio against samples, standard errors"
+        ).at_most(3.0, abs(q.mean() - f[2]) / (q.std() / math.sqrt(len(q)))),
+        Source(f"{OURS}.participation: frozen above sqrt(2 log n) only")(
+            "2000 scores at half the critical scale: participation ratio"
+        ).at_most(0.02, f[0]),
+        Source("Derrida 1981, the random-energy model")(
+            "10^8 scores at twice the critical scale: participation ratio 1 - b_c / b"
+        ).equal(0.5, big, atol=0.05),
     ]
 
 
@@ -218,9 +166,9 @@ def _dimension_erratum(samples: int) -> Claim:
     run = hom.chain(
         hom.simplex(n, d), weights=law, beta=0.0, eta=eta, layers=1, samples=samples, antithetic=True, rng=3
     )
-    return Claim.erratum(
-        "3 orthonormal tokens in dimension 4, beta = 0: speed at which their overlap grows",
-        f"{PAPER}: the ODE of simplex data",
+    return Source(f"{PAPER}: the ODE of simplex data")(
+        "3 orthonormal tokens in dimension 4, beta = 0: speed at which their overlap grows"
+    ).erratum(
         printed=hom.simplex_velocity(0.0, 1 / n, 1 / n).item(),
         corrected=hom.simplex_velocity(0.0, 1 / n, 1 / n, d).item(),
         measured=run.pair_overlap[-1].mean().item() / eta**2,
@@ -237,12 +185,7 @@ def _temperature_erratum() -> Claim:
         k = beta * sigma2 * d * np.multiply.outer(r, r)
         return float(1 - p @ (ive(d / 2, k) / ive(d / 2 - 1, k)) ** 2 @ p)
 
-    return Claim.erratum(
+    return Source(f"{PAPER}: low temperature")(
         "uniform law, d = 8, beta = 2000: factor of 1 - s_ii when sigma_A^2 is four times smaller"
-        " (printed: beta alone matters)",
-        f"{PAPER}: low temperature",
-        printed=1.0,
-        corrected=4.0,
-        measured=missing(0.25 / d) / missing(1 / d),
-        rtol=0.02,
-    )
+        " (printed: beta alone matters)"
+    ).erratum(printed=1.0, corrected=4.0, measured=missing(0.25 / d) / missing(1 / d), rtol=0.02)

@@ -41,38 +41,39 @@ from otflow.papers.homogenized.runs import (
     few_tokens,
     high_temperature,
 )
-from otflow.reproduce.claim import Progress, Result
+from otflow.reproduce.claim import Result
+from otflow.reproduce.frame import Frame
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """All chains, all claims, all figures."""
     from otflow.papers.homogenized.claims import every_claim
     from otflow.papers.homogenized.draw import collapse, freezing, limits, low_temperature, simplices
 
-    samples = 240 if quick else 2400
-    progress(0.0, "chain and SDE")
+    samples = 240 if frame.quick else 2400
+    frame.stage(0.0, "chain and SDE")
     pair = chain_and_sde(samples)
-    progress(0.2, "chain and ODE")
+    frame.stage(0.2, "chain and ODE")
     ode, heads = chain_and_ode(samples // 10)
-    progress(0.3, "equal angles")
+    frame.stage(0.3, "equal angles")
     simplex = tuple(equal_angles(n, d, samples, beta) for n, d, beta in ((8, 64, 1.0), (4, 6, 1.0)))
     hot = high_temperature(samples // 4)
-    progress(0.5, "low temperature")
+    frame.stage(0.5, "low temperature")
     ends = hom.low_temperature_paths(U0, [16.0], samples=2 * samples, rng=5, dt=1 / 8)[0].numpy()
-    many, layers = (800, 300) if quick else (4000, 1000)
+    many, layers = (800, 300) if frame.quick else (4000, 1000)
     paths, crowded = crowd(many, layers=layers, rotation=True)
     _, product = crowd(many, layers=layers, rotation=False)
-    few = {n: few_tokens(n, 6 if quick else 60) for n in (8, 32, 128)}
+    few = {n: few_tokens(n, 6 if frame.quick else 60) for n in (8, 32, 128)}
     runs = LayerRuns(*pair, ode, heads, simplex, hot, ends, paths, crowded, product, few)
-    progress(0.7, "claims")
-    claims = every_claim(runs, 40_000 if quick else 400_000)
-    progress(0.9, "figures")
+    frame.stage(0.7, "claims")
+    claims = every_claim(runs, 40_000 if frame.quick else 400_000)
+    frame.stage(0.9, "figures")
     figures = {
         "limits": limits(runs),
         "simplex": simplices(runs),
         "low_temperature": low_temperature(runs),
         "freezing": freezing(),
-        "collapse": collapse(24 if quick else 60),
+        "collapse": collapse(24 if frame.quick else 60),
     }
     return Result(claims, figures, _data(runs))
 

@@ -40,7 +40,8 @@ from otflow.papers.how_smooth.runs import (
     merged,
     reached,
 )
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
+from otflow.reproduce.frame import Frame
 from otflow.stability.local_constant import local_constant
 from otflow.stability.smoothness import (
     adversarial_tokens,
@@ -50,25 +51,25 @@ from otflow.stability.smoothness import (
     mean_field_bound,
 )
 
-PAPER = "Castin, Ablin, Peyré 2024, section 3"
-OURS = "otflow.stability.smoothness"
+PAPER = Source("Castin, Ablin, Peyré 2024, section 3")
+OURS = Source("otflow.stability.smoothness")
 GAP = 16.0  # sqrt(n) lasts until exp(16)
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """All constants, all claims, all figures."""
     from otflow.papers.how_smooth.draw import growth, ratios, saturation
 
-    ns = (10, 30, 100, 200) if quick else (10, 30, 100, 300, 1000, 2000)
+    ns = (10, 30, 100, 200) if frame.quick else (10, 30, 100, 300, 1000, 2000)
     curves: dict[str, SmoothnessCurve] = {}
     for i, (name, sign) in enumerate(SIGNS.items()):
         for j, masked in enumerate((False, True)):
-            progress(0.8 * (2 * i + j) / 4, f"{name}{', masked' * masked}")
+            frame.stage(0.8 * (2 * i + j) / 4, f"{name}{', masked' * masked}")
             curves[name + ", masked" * masked] = _curve(sign, masked, ns)
-    progress(0.8, "merged tokens")
+    frame.stage(0.8, "merged tokens")
     narrow = merged(_radius(-1.0, 2 * NARROW), *many())
     peaks = reached()
-    progress(0.9, "claims")
+    frame.stage(0.9, "claims")
     claims = [
         *_growth_claims(curves, ns),
         *_bound_claims(curves, ns),
@@ -100,22 +101,15 @@ def _curve(sign: float, masked: bool, ns: tuple[int, ...]) -> SmoothnessCurve:
 
 def _growth_claims(curves: dict[str, SmoothnessCurve], ns: tuple[int, ...]) -> list[Claim]:
     adversarial = [
-        Claim.within(
-            f"{name}, adversarial tokens, scores {GAP:g} apart: the local constant grows like n^0.5 (slope)",
-            PAPER,
-            low=0.49,
-            high=0.51,
-            measured=exponent(ns, curve.adversarial),
-        )
+        PAPER(
+            f"{name}, adversarial tokens, scores {GAP:g} apart: the local constant grows like n^0.5 (slope)"
+        ).within(0.49, 0.51, exponent(ns, curve.adversarial))
         for name, curve in curves.items()
     ]
     drawn = [
-        Claim.at_most(
-            f"{name}, tokens drawn in the disc: the median constant grows more slowly (slope)",
-            f"{PAPER} (the worst case is not the typical one)",
-            bound=0.35,
-            measured=exponent(ns, curve.drawn),
-        )
+        Source(f"{PAPER} (the worst case is not the typical one)")(
+            f"{name}, tokens drawn in the disc: the median constant grows more slowly (slope)"
+        ).at_most(0.35, exponent(ns, curve.drawn))
         for name, curve in curves.items()
     ]
     return adversarial + drawn
@@ -133,25 +127,15 @@ def _bound_claims(curves: dict[str, SmoothnessCurve], ns: tuple[int, ...]) -> li
         _floor(n, GAP) / bad for name in SIGNS for n, bad in zip(ns, curves[name].adversarial, strict=True)
     ]
     return [
-        Claim.at_most(
-            "the constant over sqrt(3) |V| (|A|^2 R^4 (4n + 1) + n)^(1/2) (largest over n and clouds)",
-            PAPER,
-            bound=1.0,
-            measured=worst(discrete_bound),
-        ),
-        Claim.at_most(
-            "the constant over the bound that knows of both regimes (largest over n and clouds)",
-            f"{OURS}.ball_bound",
-            bound=1.0,
-            measured=worst(lambda field, R, n: ball_bound(field, R, n).exp()),
-        ),
-        Claim.at_most(
-            "sqrt(n - 1) p (1 + (1 - p) g) over the constant of adversarial tokens (largest over n)",
-            f"{OURS}.adversarial_tokens",
-            bound=1.0,
-            measured=max(floors),
-            slack=1e-9,
-        ),
+        PAPER(
+            "the constant over sqrt(3) |V| (|A|^2 R^4 (4n + 1) + n)^(1/2) (largest over n and clouds)"
+        ).at_most(1.0, worst(discrete_bound)),
+        Source(f"{OURS}.ball_bound")(
+            "the constant over the bound that knows of both regimes (largest over n and clouds)"
+        ).at_most(1.0, worst(lambda field, R, n: ball_bound(field, R, n).exp())),
+        Source(f"{OURS}.adversarial_tokens")(
+            "sqrt(n - 1) p (1 + (1 - p) g) over the constant of adversarial tokens (largest over n)"
+        ).at_most(1.0, max(floors), slack=1e-9),
     ]
 
 
@@ -163,12 +147,9 @@ def _floor(n: float, g: float) -> float:
 
 def _merged_claim(curve: SmoothnessCurve, ns: tuple[int, ...]) -> Claim:
     found = merged(curve.R, np.array(ns, dtype=float), -1.0)
-    return Claim.at_most(
-        "merging tokens that share a place leaves the constant as it is (largest relative difference)",
-        "the norm is that of L2(mu)",
-        bound=1e-6,
-        measured=float(np.abs(found / curve.adversarial - 1).max()),
-    )
+    return Source("the norm is that of L2(mu)")(
+        "merging tokens that share a place leaves the constant as it is (largest relative difference)"
+    ).at_most(1e-6, np.abs(found / curve.adversarial - 1).max())
 
 
 def _saturation_claims(narrow: Array, peaks: Peaks) -> list[Claim]:
@@ -176,40 +157,21 @@ def _saturation_claims(narrow: Array, peaks: Peaks) -> list[Claim]:
     y, ratio = peaks.y, np.log(peaks.found) - peaks.ball
     top = float(n[narrow.argmax()])
     return [
-        Claim.within(
-            f"|A| R^2 = {NARROW:g}: the constant is largest near n = exp(g) (that n over exp(g))",
-            f"{OURS}.adversarial_tokens",
-            low=1.0,
-            high=5.0,
-            measured=top / math.exp(2 * NARROW),
-        ),
-        Claim.equal(
-            f"|A| R^2 = {NARROW:g}: the first n for which the bound without n is smaller than that with n",
-            PAPER,
-            predicted=_crossing(NARROW),
-            measured=_first_beyond(NARROW),
-            atol=1.0,
-        ),
-        Claim.within(
-            "A = -I: log of the largest constant over n, less log(1 + y), against y = |A| R^2 > 2: the slope",
-            f"{OURS}.ball_bound has 1, {PAPER} has 2",
-            low=0.95,
-            high=1.05,
-            measured=float(np.polyfit(y[y > 2], (np.log(peaks.found) - np.log1p(y))[y > 2], 1)[0]),
-        ),
-        Claim.within(
-            "A = -I: the largest constant over the bound for all n (smallest over |A| R^2 from 1/4 to 8)",
-            f"{OURS}.ball_bound",
-            low=0.5,
-            high=1.0,
-            measured=float(np.exp(ratio.min())),
-        ),
-        Claim.at_most(
-            "A = -I: the largest constant over the bound for all n (largest over |A| R^2 from 1/4 to 8)",
-            f"{OURS}.ball_bound",
-            bound=1.0,
-            measured=float(np.exp(ratio.max())),
-        ),
+        Source(f"{OURS}.adversarial_tokens")(
+            f"|A| R^2 = {NARROW:g}: the constant is largest near n = exp(g) (that n over exp(g))"
+        ).within(1.0, 5.0, top / math.exp(2 * NARROW)),
+        PAPER(
+            f"|A| R^2 = {NARROW:g}: the first n for which the bound without n is smaller than that with n"
+        ).equal(_crossing(NARROW), _first_beyond(NARROW), atol=1.0),
+        Source(f"{OURS}.ball_bound has 1, {PAPER} has 2")(
+            "A = -I: log of the largest constant over n, less log(1 + y), against y = |A| R^2 > 2: the slope"
+        ).within(0.95, 1.05, np.polyfit(y[y > 2], (np.log(peaks.found) - np.log1p(y))[y > 2], 1)[0]),
+        Source(f"{OURS}.ball_bound")(
+            "A = -I: the largest constant over the bound for all n (smallest over |A| R^2 from 1/4 to 8)"
+        ).within(0.5, 1.0, np.exp(ratio.min())),
+        Source(f"{OURS}.ball_bound")(
+            "A = -I: the largest constant over the bound for all n (largest over |A| R^2 from 1/4 to 8)"
+        ).at_most(1.0, np.exp(ratio.max())),
     ]
 
 
@@ -233,15 +195,11 @@ def _counterexample_claim() -> Claim:
     A = torch.tensor([[0.0, 8.0], [0.0, 0.0]], dtype=torch.float64)
     field, mu = of.SoftmaxAttention(A, EYE, EYE), of.Particles([[-1.0, 0.0], [1.0, 0.0]])
     sigma: Tensor = local_constant(field, mu).value
-    return Claim.equal(
+    return Source("the largest eigenvalue of a matrix of order two")(
         "A = 8 e_1 e_2^T, tokens -e_1 and e_1: the constant is 4 + sqrt(17), so that "
         "(max |Ax|^2 diam^2 (n + 1) + n)^(1/2) = 1.41 is no bound of it "
-        f"({OURS}.data_bound gives {data_bound(field, mu).item():.6g})",
-        "the largest eigenvalue of a matrix of order two",
-        predicted=4 + math.sqrt(17),
-        measured=sigma.item(),
-        rtol=1e-9,
-    )
+        f"({OURS}.data_bound gives {data_bound(field, mu).item():.6g})"
+    ).equal(4 + math.sqrt(17), sigma.item(), rtol=1e-9)
 
 
 def _data(

@@ -37,21 +37,22 @@ from otflow.papers.interpolation.runs import (
     pieces_against_N,
     unit,
 )
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
+from otflow.reproduce.frame import Frame
 
-PAPER = "Geshkovski, Rigollet, Ruiz-Balet 2026, arXiv 2411.04551v3"
-OURS = "otflow.papers.interpolation"
+PAPER = Source("Geshkovski, Rigollet, Ruiz-Balet 2026, arXiv 2411.04551v3")
+OURS = Source("otflow.papers.interpolation")
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """All paths, all claims, all figures."""
     from otflow.papers.interpolation import draw
 
-    progress(0.0, "three clouds")
-    runs = build(600 if quick else 5000)
-    progress(0.3, "numbers of pieces")
-    counts = pieces_against_N((1, 2, 3) if quick else (1, 2, 3, 4, 5, 6), 1 if quick else 2)
-    progress(0.9, "claims")
+    frame.stage(0.0, "three clouds")
+    runs = build(600 if frame.quick else 5000)
+    frame.stage(0.3, "numbers of pieces")
+    counts = pieces_against_N((1, 2, 3) if frame.quick else (1, 2, 3, 4, 5, 6), 1 if frame.quick else 2)
+    frame.stage(0.9, "claims")
     claims = [
         *_point_claims(runs),
         *_shared_claims(runs),
@@ -82,50 +83,29 @@ def _point_claims(runs: InterpolationRuns) -> list[Claim]:
         for nu in runs.clouds[i + 1 :]
     )
     claims = [
-        Claim.at_most(
-            "the clouds overlap: the least distance between points of different clouds",
-            OURS,
-            bound=0.03,
-            measured=overlap,
+        OURS("the clouds overlap: the least distance between points of different clouds").at_most(
+            0.03, overlap
         )
     ]
     for name, path in (("single gates", runs.path), ("gather, corridor, restore", runs.paper)):
         ends = [away(path(mu), y[None]) for mu, y in zip(runs.clouds, TARGETS, strict=True)]
         claims += [
-            Claim.at_most(
-                f"{name}: the largest angle to the targets, three clouds, one path",
-                f"{PAPER}, Theorem 1.1",
-                bound=TOL,
-                measured=max(ends),
-            ),
-            Claim.at_most(
-                f"{name}: pieces of the path",
-                f"{PAPER}, Theorem 1.1: O(d N)",
-                bound=30,
-                measured=len(path.pieces),
-            ),
+            PAPER.at("Theorem 1.1")(
+                f"{name}: the largest angle to the targets, three clouds, one path"
+            ).at_most(TOL, max(ends)),
+            PAPER.at("Theorem 1.1: O(d N)")(f"{name}: pieces of the path").at_most(30, len(path.pieces)),
         ]
     return [
         *claims,
-        Claim.at_most(
-            "each step, of disentangling or matching, returns the others: distance from where they were",
-            f"{PAPER}, Lemma 3.3 and Prop. 4.2",
-            bound=1e-6,
-            measured=float(max(runs.path.returned.max(), runs.paper.returned.max())),
-        ),
-        Claim.within(
-            "the least distance between different clouds once they are disentangled",
-            f"{PAPER}, Lemma 3.3",
-            low=0.1,
-            high=2.0,
-            measured=runs.path.disjoint,
-        ),
-        Claim.at_most(
-            "the path as a field in flow: the largest angle between its end and that of the closed forms",
-            OURS,
-            bound=1e-4,
-            measured=_against_flow(runs),
-        ),
+        PAPER.at("Lemma 3.3 and Prop. 4.2")(
+            "each step, of disentangling or matching, returns the others: distance from where they were"
+        ).at_most(1e-6, max(runs.path.returned.max(), runs.paper.returned.max())),
+        PAPER.at("Lemma 3.3")(
+            "the least distance between different clouds once they are disentangled"
+        ).within(0.1, 2.0, runs.path.disjoint),
+        OURS(
+            "the path as a field in flow: the largest angle between its end and that of the closed forms"
+        ).at_most(1e-4, _against_flow(runs)),
     ]
 
 
@@ -152,44 +132,29 @@ def _shared_claims(runs: InterpolationRuns) -> list[Claim]:
             x = piece.move(x, np.full(len(x), 1 / len(x)))
         alone.append(x[-1])
     return [
-        Claim.equal(
-            "one point in three clouds ends at three targets: least distance between its ends",
-            f"{PAPER}, Theorem 1.1",
-            predicted=min(
-                float(np.linalg.norm(TARGETS[i] - TARGETS[j])) for i, j in ((0, 1), (0, 2), (1, 2))
-            ),
-            measured=apart,
+        PAPER.at("Theorem 1.1")(
+            "one point in three clouds ends at three targets: least distance between its ends"
+        ).equal(
+            min(float(np.linalg.norm(TARGETS[i] - TARGETS[j])) for i, j in ((0, 1), (0, 2), (1, 2))),
+            apart,
             atol=2 * TOL,
         ),
-        Claim.equal(
-            "the same gates without attention take it to one place: largest distance between its ends",
-            f"{OURS}: a field that is the same for all measures cannot part them",
-            predicted=0.0,
-            measured=max(float(np.linalg.norm(alone[0] - y)) for y in alone),
-            atol=1e-12,
-        ),
+        Source(f"{OURS}: a field that is the same for all measures cannot part them")(
+            "the same gates without attention take it to one place: largest distance between its ends"
+        ).equal(0.0, max(float(np.linalg.norm(alone[0] - y)) for y in alone), atol=1e-12),
     ]
 
 
 def _atom_claims(runs: InterpolationRuns) -> list[Claim]:
     return [
-        Claim.at_most(
-            "targets of three atoms: the largest angle between points and atoms",
-            f"{PAPER}, Theorem 1.2",
-            bound=TOL,
-            measured=float(runs.atoms.errors.max()),
+        PAPER.at("Theorem 1.2")("targets of three atoms: the largest angle between points and atoms").at_most(
+            TOL, runs.atoms.errors.max()
         ),
-        Claim.at_most(
-            "targets of three atoms: the largest error of a mass, in points",
-            f"{PAPER}, Theorem 1.2",
-            bound=1.5,
-            measured=float(runs.atoms.mass_errors.max()) * runs.fresh[0].n,
+        PAPER.at("Theorem 1.2")("targets of three atoms: the largest error of a mass, in points").at_most(
+            1.5, float(runs.atoms.mass_errors.max()) * runs.fresh[0].n
         ),
-        Claim.at_most(
-            "targets of three atoms: pieces of the path",
-            f"{PAPER}, Theorem 1.2: O((d + M) N)",
-            bound=80,
-            measured=len(runs.atoms.pieces),
+        PAPER.at("Theorem 1.2: O((d + M) N)")("targets of three atoms: pieces of the path").at_most(
+            80, len(runs.atoms.pieces)
         ),
     ]
 
@@ -198,19 +163,13 @@ def _fresh_claims(runs: InterpolationRuns) -> list[Claim]:
     n = runs.fresh[0].n
     points = max(away(runs.large(mu), y[None]) for mu, y in zip(runs.fresh, TARGETS, strict=True))
     return [
-        Claim.at_most(
-            "a fresh sample of the same laws: the largest angle to the targets",
-            f"{OURS}: gates with a margin of 0.1",
-            bound=0.05,
-            measured=points,
-        ),
-        Claim.at_most(
-            "a fresh sample, targets of three atoms: largest error of a mass, in standard errors",
-            f"{OURS}: cuts are quantiles of one sample, masses those of another",
-            bound=3.0,
-            measured=max(
-                _errors(runs.atoms(mu), nu, n) for mu, nu in zip(runs.fresh, runs.targets, strict=True)
-            ),
+        Source(f"{OURS}: gates with a margin of 0.1")(
+            "a fresh sample of the same laws: the largest angle to the targets"
+        ).at_most(0.05, points),
+        Source(f"{OURS}: cuts are quantiles of one sample, masses those of another")(
+            "a fresh sample, targets of three atoms: largest error of a mass, in standard errors"
+        ).at_most(
+            3.0, max(_errors(runs.atoms(mu), nu, n) for mu, nu in zip(runs.fresh, runs.targets, strict=True))
         ),
     ]
 
@@ -221,17 +180,11 @@ def _errors(mu: of.Particles, nu: of.Particles, n: int) -> float:
 
 def _count_claims(counts: dict[tuple[int, int], list[tuple[int, int, float]]]) -> list[Claim]:
     return [
-        Claim.at_most(
-            "pieces over N (most over d = 3, 4, N and seeds), single gates",
-            f"{PAPER}, Theorem 1.1: O(d N)",
-            bound=6.0,
-            measured=max(c[0] / N for (_, N), runs in counts.items() for c in runs),
-        ),
-        Claim.at_most(
-            "the largest angle to the targets over d = 3, 4, N and seeds",
-            f"{PAPER}, Theorem 1.1",
-            bound=TOL,
-            measured=max(c[2] for runs in counts.values() for c in runs),
+        PAPER.at("Theorem 1.1: O(d N)")(
+            "pieces over N (most over d = 3, 4, N and seeds), single gates"
+        ).at_most(6.0, max(c[0] / N for (_, N), runs in counts.items() for c in runs)),
+        PAPER.at("Theorem 1.1")("the largest angle to the targets over d = 3, 4, N and seeds").at_most(
+            TOL, max(c[2] for runs in counts.values() for c in runs)
         ),
     ]
 
@@ -244,14 +197,10 @@ def _erratum() -> Claim:
     towards = unit(np.array([1.0, 0.0, 1.0]))
     gate = it.ball(z, R, towards=towards)
     moved = np.linalg.norm(gate.move(x, np.full(len(x), 1 / len(x))) - x, axis=1) > 0
-    return Claim.erratum(
+    return PAPER.at("eq. (B.4)")(
         "of the points that the gate on a ball moves, the fraction inside of the ball (printed: U = -1 z^T, "
-        "b = cos R, which is open outside)",
-        f"{PAPER}, eq. (B.4)",
-        printed=0.0,
-        corrected=1.0,
-        measured=float(inside[moved].mean()),
-    )
+        "b = cos R, which is open outside)"
+    ).erratum(printed=0.0, corrected=1.0, measured=float(inside[moved].mean()))
 
 
 def _data(

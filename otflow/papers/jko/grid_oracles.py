@@ -13,10 +13,11 @@ from torch import Tensor
 
 import otflow as of
 from otflow import closed_forms
-from otflow.reproduce.claim import Claim, Progress
+from otflow.reproduce.claim import Claim, Source
+from otflow.reproduce.frame import Progress
 from otflow.reproduce.oracle import JKO98, Oracle, box, l1, order, unit
 
-PEYRE = "Peyré 2015"
+PEYRE = Source("Peyré 2015")
 BDP = "Blanchet, Dolbeault, Perthame 2006"
 BORN, END = 1e-3, 4e-3  # of Barenblatt's profile in the plane, m = 2, on the box [-1/2, 1/2]^2
 TAUS = (1e-3, 5e-4, 2.5e-4, 1.25e-4)
@@ -153,31 +154,18 @@ def _blur_claims(found: Grids) -> list[Claim]:
     eps, last = min(found.blur.items())
     words = f"tau = {BLUR_TAU:g}"
     return [
-        Claim.within(
-            f"entropic steps, {words}: L1 to the exact scheme is proportional to eps (slope)",
-            PEYRE,
-            low=0.85,
-            high=1.15,
-            measured=order({e: b.scheme for e, b in found.blur.items()}),
+        PEYRE(f"entropic steps, {words}: L1 to the exact scheme is proportional to eps (slope)").within(
+            0.85, 1.15, order({e: b.scheme for e, b in found.blur.items()})
         ),
-        Claim.at_most(
-            f"the same with the blur taken away to first order, over that without, at eps = {eps:g}",
-            "Conforti, Tamanini 2021",
-            bound=0.5,
-            measured=found.debiased[eps].scheme / last.scheme,
-        ),
-        Claim.at_most(
-            f"blur hides the error of the scheme: L1 to the equation at eps = {eps:g}, over that without",
-            "errors of opposite signs, see the text",
-            bound=1.0,
-            measured=last.equation / found.sharp.equation,
-        ),
-        Claim.at_most(
-            "while without blur L1 to the exact scheme is smaller (ratio)",
-            "errors of opposite signs, see the text",
-            bound=0.1,
-            measured=found.sharp.scheme / last.scheme,
-        ),
+        Source("Conforti, Tamanini 2021")(
+            f"the same with the blur taken away to first order, over that without, at eps = {eps:g}"
+        ).at_most(0.5, found.debiased[eps].scheme / last.scheme),
+        Source("errors of opposite signs, see the text")(
+            f"blur hides the error of the scheme: L1 to the equation at eps = {eps:g}, over that without"
+        ).at_most(1.0, last.equation / found.sharp.equation),
+        Source("errors of opposite signs, see the text")(
+            "while without blur L1 to the exact scheme is smaller (ratio)"
+        ).at_most(0.1, found.sharp.scheme / last.scheme),
     ]
 
 
@@ -213,12 +201,8 @@ def keller_rate(share: float, n: int) -> float:
 
 def _keller_claims(rates: dict[float, float]) -> list[Claim]:
     return [
-        Claim.equal(
-            f"Keller and Segel, mass {share:g} x 8 pi: (M2' - M2 + W2^2) / tau for tau = {KELLER_TAU:g}",
-            f"{BDP}; virial theorem, see the text",
-            predicted=4 * (1 - share),
-            measured=rate,
-            atol=0.12,
-        )
+        Source(f"{BDP}; virial theorem, see the text")(
+            f"Keller and Segel, mass {share:g} x 8 pi: (M2' - M2 + W2^2) / tau for tau = {KELLER_TAU:g}"
+        ).equal(4 * (1 - share), rate, atol=0.12)
         for share, rate in rates.items()
     ]

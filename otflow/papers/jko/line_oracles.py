@@ -11,7 +11,7 @@ from scipy import special
 
 import otflow as of
 from otflow import closed_forms
-from otflow.reproduce.claim import Claim
+from otflow.reproduce.claim import Claim, Source
 from otflow.reproduce.oracle import JKO98, Oracle, distance, gauss_points
 
 TAUS = (0.1, 0.05, 0.025)
@@ -27,12 +27,9 @@ class LineOracle(NamedTuple):
     def claims(self) -> list[Claim]:
         """What one mesh gives."""
         return [
-            Claim.at_most(
-                f"{o.name}: one mesh, solver against scheme (W2, largest over tau)",
-                o.source,
-                bound=1e-4,
-                measured=max(o.solver.values()),
-            )
+            Source(str(o.source))(
+                f"{o.name}: one mesh, solver against scheme (W2, largest over tau)"
+            ).at_most(1e-4, max(o.solver.values()))
             for o in self.plain
         ]
 
@@ -103,7 +100,14 @@ def _on_line(
         behind[tau] = abs(R - last) * size
     return (
         Oracle(name, "W2", JKO98, plain, behind, 1e-4),
-        Oracle(name, "W2", f"{JKO98}; extrapolated from {n // 2} and {n} intervals", refined, behind, 1e-6),
+        Oracle(
+            name,
+            "W2",
+            Source(f"{JKO98}; extrapolated from {n // 2} and {n} intervals"),
+            refined,
+            behind,
+            1e-6,
+        ),
     )
 
 

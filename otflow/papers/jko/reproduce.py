@@ -37,24 +37,25 @@ from otflow.papers.jko import draw
 from otflow.papers.jko import grid_oracles as grids
 from otflow.papers.jko.line_oracles import on_line
 from otflow.papers.jko.runs import SEED, TAUS, Bracket, Spread, _steps, apart, brackets, law, spread
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
+from otflow.reproduce.frame import Frame
 from otflow.reproduce.oracle import JKO98, Oracle, order
 
 HERTRICH = "Hertrich, Gräf, Beinert, Steidl 2024"
-CASTIN = "Castin, Ablin, Carrillo, Peyré 2025, section 4"
+CASTIN = Source("Castin, Ablin, Carrillo, Peyré 2025, section 4")
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """All oracles, all claims, all figures."""
-    progress(0.0, "Gaussians")
+    frame.stage(0.0, "Gaussians")
     attention = brackets()
-    oracles = [*_fokker_planck(quick=quick), _aggregation(), _attention(attention)]
-    progress(0.1, "the line")
+    oracles = [*_fokker_planck(quick=frame.quick), _aggregation(), _attention(attention)]
+    frame.stage(0.1, "the line")
     lines = on_line(1000)
-    progress(0.25, "particles from a point")
-    riesz = {n: spread(n, quick=quick) for n in ((50, 100) if quick else (50, 100, 200, 400))}
-    progress(0.35, "grids")
-    found = grids.compute(quick=quick, progress=progress)
+    frame.stage(0.25, "particles from a point")
+    riesz = {n: spread(n, quick=frame.quick) for n in ((50, 100) if frame.quick else (50, 100, 200, 400))}
+    frame.stage(0.35, "grids")
+    found = grids.compute(quick=frame.quick, progress=frame.stage)
     oracles += [*lines.refined, *found.oracles]
     claims = [
         *(claim for oracle in oracles for claim in oracle.claims()),
@@ -136,24 +137,14 @@ def _bracket_claims(each: dict[float, Bracket]) -> list[Claim]:
     above = max(_excess(b.flow, b.implicit) for b in each.values())
     width = {tau: float((b.implicit - b.explicit).abs().max()) for tau, b in each.items()}
     return [
-        Claim.at_most(
-            "softmax attention: explicit runs end below the closed form (top eigenvalue of the difference)",
-            f"{CASTIN}; see the text",
-            bound=0.0,
-            measured=below,
-        ),
-        Claim.at_most(
-            "softmax attention: JKO runs end above the closed form (top eigenvalue of the difference)",
-            f"{CASTIN}; see the text",
-            bound=0.0,
-            measured=above,
-        ),
-        Claim.within(
-            "softmax attention: the bracket closes with the order 1 in tau",
-            f"{CASTIN}; {JKO98}",
-            low=0.9,
-            high=1.1,
-            measured=order(width),
+        Source(f"{CASTIN}; see the text")(
+            "softmax attention: explicit runs end below the closed form (top eigenvalue of the difference)"
+        ).at_most(0.0, below),
+        Source(f"{CASTIN}; see the text")(
+            "softmax attention: JKO runs end above the closed form (top eigenvalue of the difference)"
+        ).at_most(0.0, above),
+        Source(f"{CASTIN}; {JKO98}")("softmax attention: the bracket closes with the order 1 in tau").within(
+            0.9, 1.1, order(width)
         ),
     ]
 
@@ -188,33 +179,18 @@ def _aggregation() -> Oracle:
 def _riesz_claims(riesz: dict[int, Spread]) -> list[Claim]:
     n, last = max(riesz.items())
     exact = float(closed_forms.riesz_radius(1.0, 1.0, 2))
-    source = f"{HERTRICH}; the radius is (3/2 int |x|^2)^(1/2)"
+    source = Source(f"{HERTRICH}; the radius is (3/2 int |x|^2)^(1/2)")
     return [
-        Claim.equal(
-            f"Riesz energy, d = 2, r = 1: the radius of {n} particles that leave a point, at t = 1",
-            source,
-            predicted=exact,
-            measured=float(last.radius[-1]),
-            rtol=1e-3,
+        source(f"Riesz energy, d = 2, r = 1: the radius of {n} particles that leave a point, at t = 1").equal(
+            exact, last.radius[-1], rtol=1e-3
         ),
-        Claim.equal(
-            f"the same by JKO steps from t = 1/2 on, with {n} particles",
-            source,
-            predicted=exact,
-            measured=last.jko,
-            rtol=1e-3,
+        source(f"the same by JKO steps from t = 1/2 on, with {n} particles").equal(
+            exact, last.jko, rtol=1e-3
         ),
-        Claim.within(
-            "Riesz energy: the error of the radius falls like N^-1.5 (slope)",
-            "a particle is spread over 1/N of the area but does not repel itself",
-            low=-1.75,
-            high=-1.25,
-            measured=order({k: abs(one.radius[-1] - exact) for k, one in riesz.items()}),
-        ),
-        Claim.at_most(
-            "the same: -tau times the lowest curvature met by JKO (below 1 a step is convex there)",
-            "uniqueness of the step",
-            bound=1.0,
-            measured=last.concavity,
-        ),
+        Source("a particle is spread over 1/N of the area but does not repel itself")(
+            "Riesz energy: the error of the radius falls like N^-1.5 (slope)"
+        ).within(-1.75, -1.25, order({k: abs(one.radius[-1] - exact) for k, one in riesz.items()})),
+        Source("uniqueness of the step")(
+            "the same: -tau times the lowest curvature met by JKO (below 1 a step is convex there)"
+        ).at_most(1.0, last.concavity),
     ]

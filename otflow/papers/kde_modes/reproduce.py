@@ -38,29 +38,30 @@ from otflow.papers.kde_modes.runs import (
     places,
     sample,
 )
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.fits import slope
+from otflow.reproduce.frame import Frame
 
-PAPER = "Geshkovski, Rigollet, Sun 2026, arXiv 2412.09080"
-OURS = "otflow.papers.kde_modes.expected_modes"
+PAPER = Source("Geshkovski, Rigollet, Sun 2026, arXiv 2412.09080")
+OURS = Source("otflow.papers.kde_modes.expected_modes")
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """All counts, all claims, all figures."""
     from otflow.papers.kde_modes import draw
 
-    progress(0.0, "histogram")
+    frame.stage(0.0, "histogram")
     n, beta, runs = HISTOGRAM
     counts = counted(n, beta, runs)
-    where = places(60 if quick else 600)
+    where = places(60 if frame.quick else 600)
     growth = {}
-    sizes = (1000, 10_000) if quick else (1000, 10_000, 100_000)
+    sizes = (1000, 10_000) if frame.quick else (1000, 10_000, 100_000)
     for i, n in enumerate(sizes):
-        progress(0.1 + 0.4 * i / len(sizes), f"{n} tokens")
-        growth[n] = grown(n, 150_000 if quick else 4_000_000)
-    progress(0.5, "circle")
-    circles = {beta: clustered(beta, 12 if quick else 100) for beta in (25.0, 100.0)}
-    progress(0.9, "claims")
+        frame.stage(0.1 + 0.4 * i / len(sizes), f"{n} tokens")
+        growth[n] = grown(n, 150_000 if frame.quick else 4_000_000)
+    frame.stage(0.5, "circle")
+    circles = {beta: clustered(beta, 12 if frame.quick else 100) for beta in (25.0, 100.0)}
+    frame.stage(0.9, "claims")
     claims = [
         *_number_claims(counts, growth),
         *_law_claims(),
@@ -87,32 +88,21 @@ def run(*, quick: bool, progress: Progress) -> Result:
 def _number_claims(counts: Array, growth: dict[int, ModeGrowth]) -> list[Claim]:
     n, beta, runs = HISTOGRAM
     expected = kde_modes.expected_modes(n, beta).item()
-    histogram = Claim.equal(
-        f"n = {n}, beta = {beta:g}: the mean number of modes over {runs} runs (within 4 standard errors)",
-        OURS,
-        predicted=expected,
-        measured=float(counts.mean()),
-        atol=4 * float(counts.std(ddof=1)) / math.sqrt(runs),
-    )
+    histogram = OURS(
+        f"n = {n}, beta = {beta:g}: the mean number of modes over {runs} runs (within 4 standard errors)"
+    ).equal(expected, counts.mean(), atol=4 * float(counts.std(ddof=1)) / math.sqrt(runs))
     high = np.array(EXPONENTS) >= 0.6
     ratios = [
-        Claim.at_most(
-            f"n = {n}, beta = n^0.6 to n^1.6: expected against simulated (largest relative difference)",
-            OURS,
-            bound=0.04,
-            measured=float(np.abs(g.expected / g.mean - 1)[high].max()),
-        )
+        OURS(
+            f"n = {n}, beta = n^0.6 to n^1.6: expected against simulated (largest relative difference)"
+        ).at_most(0.04, np.abs(g.expected / g.mean - 1)[high].max())
         for n, g in growth.items()
     ]
     diagonal = [(n, g.mean[EXPONENTS.index(1.0)]) for n, g in growth.items()]
     x = [math.sqrt(n * math.log(n)) for n, _ in diagonal]
-    power = Claim.within(
-        "beta = n: the number of modes grows like a power of sqrt(beta log beta) (exponent 1)",
-        f"{PAPER}, main theorem",
-        low=0.95,
-        high=1.05,
-        measured=slope(x, [m for _, m in diagonal]),
-    )
+    power = PAPER.at("main theorem")(
+        "beta = n: the number of modes grows like a power of sqrt(beta log beta) (exponent 1)"
+    ).within(0.95, 1.05, slope(x, [m for _, m in diagonal]))
     return [histogram, *ratios, power]
 
 
@@ -124,41 +114,21 @@ def _law_claims() -> list[Claim]:
         kde_modes.kac_rice_modes(1e15, 1e15**b, between=(-1.0, 1.0)).item() for b in (0.3, 0.55, 0.6, 0.9)
     ]
     return [
-        Claim.equal(
-            "n = beta = 1e120: expected number over sqrt(beta log beta), limit sqrt(3/2) / pi",
-            f"{PAPER}, main theorem, with the constant of the formula of Kac and Rice",
-            predicted=kde_modes.asymptotic_constant(1.0).item(),
-            measured=ratio,
-            rtol=0.01,
+        PAPER.at("main theorem, with the constant of the formula of Kac and Rice")(
+            "n = beta = 1e120: expected number over sqrt(beta log beta), limit sqrt(3/2) / pi"
+        ).equal(kde_modes.asymptotic_constant(1.0).item(), ratio, rtol=0.01),
+        Source("second derivative in the middle")(
+            "two tokens have two modes beyond a distance of 2 bandwidths (bisection)"
+        ).equal(2.0, threshold, atol=1e-8),
+        Source(f"Mammen, quoted in {PAPER}")("n = 1e15, beta = n^0.3: expected modes in [-1, 1]").equal(
+            1.0, inside[0], rtol=0.01
         ),
-        Claim.equal(
-            "two tokens have two modes beyond a distance of 2 bandwidths (bisection)",
-            "second derivative in the middle",
-            predicted=2.0,
-            measured=threshold,
-            atol=1e-8,
-        ),
-        Claim.equal(
-            "n = 1e15, beta = n^0.3: expected modes in [-1, 1]",
-            f"Mammen, quoted in {PAPER}",
-            predicted=1.0,
-            measured=inside[0],
-            rtol=0.01,
-        ),
-        Claim.equal(
-            "n = 1e15, beta from n^0.55 to n^0.6: exponent of beta for the modes expected in [-1, 1]",
-            f"Mammen, quoted in {PAPER}",
-            predicted=1.25,
-            measured=slope([1e15**0.55, 1e15**0.6], inside[1:3]),
-            rtol=0.01,
-        ),
-        Claim.equal(
-            "n = 1e15, beta = n^0.9: modes expected in [-1, 1], per bandwidth, tend to sqrt(3/2) / (2 pi)",
-            f"Mammen, quoted in {PAPER}",
-            predicted=math.sqrt(1.5) / (2 * math.pi),
-            measured=inside[3] / (2 * 1e15**0.45),
-            rtol=0.01,
-        ),
+        Source(f"Mammen, quoted in {PAPER}")(
+            "n = 1e15, beta from n^0.55 to n^0.6: exponent of beta for the modes expected in [-1, 1]"
+        ).equal(1.25, slope([1e15**0.55, 1e15**0.6], inside[1:3]), rtol=0.01),
+        Source(f"Mammen, quoted in {PAPER}")(
+            "n = 1e15, beta = n^0.9: modes expected in [-1, 1], per bandwidth, tend to sqrt(3/2) / (2 pi)"
+        ).equal(math.sqrt(1.5) / (2 * math.pi), inside[3] / (2 * 1e15**0.45), rtol=0.01),
     ]
 
 
@@ -182,55 +152,35 @@ def _place_claims(where: tuple[Array, int]) -> list[Claim]:
     share_below = np.interp(np.sort(np.abs(t)), grid, np.cumsum(density) / density.sum())
     off = np.abs(share_below - (np.arange(len(t)) + 0.5) / len(t))
     return [
-        Claim.equal(
-            f"n = {n}, beta = {beta:g}: share of the modes in the belt",
-            OURS,
-            predicted=float(density[in_belt].sum() / density.sum()),
-            measured=share,
-            atol=0.05,
+        OURS(f"n = {n}, beta = {beta:g}: share of the modes in the belt").equal(
+            density[in_belt].sum() / density.sum(), share, atol=0.05
         ),
-        Claim.at_most(
-            f"n = {n}, beta = {beta:g}: share of the modes below |t| (largest difference to that expected)",
-            "otflow.papers.kde_modes.mode_density",
-            bound=0.05,
-            measured=float(off.max()),
-        ),
+        Source("otflow.papers.kde_modes.mode_density")(
+            f"n = {n}, beta = {beta:g}: share of the modes below |t| (largest difference to that expected)"
+        ).at_most(0.05, off.max()),
     ]
 
 
 def _erratum(where: tuple[Array, int]) -> Claim:
     n, beta = CURVE
     t, runs = where
-    return Claim.erratum(
-        f"n = {n}, beta = {beta:g}: modes expected with exp(-A_t); A_t is linear in n",
-        f"script of the figures of {PAPER}, which has n^2 in A_t",
-        printed=damped(n, beta, 2),
-        corrected=damped(n, beta, 1),
-        measured=len(t) / runs,
-        rtol=0.05,
-    )
+    return Source(f"script of the figures of {PAPER}, which has n^2 in A_t")(
+        f"n = {n}, beta = {beta:g}: modes expected with exp(-A_t); A_t is linear in n"
+    ).erratum(printed=damped(n, beta, 2), corrected=damped(n, beta, 1), measured=len(t) / runs, rtol=0.05)
 
 
 def _circle_claims(circles: dict[float, CircleModes]) -> list[Claim]:
     i = int(np.argmin(np.abs(TIMES - 10)))
     formed = [
-        Claim.within(
-            f"circle, beta = {beta:g}: mean clusters of attention at t = {TIMES[i]:.3g} over mean modes at 0",
-            "clusters that have formed and not merged yet; measured, no theorem",
-            low=0.85,
-            high=1.15,
-            measured=float(c.clusters[i].mean() / c.modes.mean()),
-        )
+        Source("clusters that have formed and not merged yet; measured, no theorem")(
+            f"circle, beta = {beta:g}: mean clusters of attention at t = {TIMES[i]:.3g} over mean modes at 0"
+        ).within(0.85, 1.15, c.clusters[i].mean() / c.modes.mean())
         for beta, c in circles.items()
     ]
     frozen = [
-        Claim.within(
-            f"circle, beta = {beta:g}: mean clusters in the frozen estimator, t = {TIMES[-1]:g}, over modes",
-            "mean shift climbs to modes",
-            low=0.97,
-            high=1.03,
-            measured=float(c.frozen[-1].mean() / c.modes.mean()),
-        )
+        Source("mean shift climbs to modes")(
+            f"circle, beta = {beta:g}: mean clusters in the frozen estimator, t = {TIMES[-1]:g}, over modes"
+        ).within(0.97, 1.03, c.frozen[-1].mean() / c.modes.mean())
         for beta, c in circles.items()
     ]
     return formed + frozen

@@ -52,26 +52,27 @@ from otflow.papers.lost_in_the_middle.runs import (
     theory,
     vonmises,
 )
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.fits import slope
+from otflow.reproduce.frame import Frame
 
-PAPER = "Duerinckx, Geshkovski, Rossi 2026, arXiv 2605.09213"
+PAPER = Source("Duerinckx, Geshkovski, Rossi 2026, arXiv 2605.09213")
 WHAT = ("mode 1", "mode 2", "the score")
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """All profiles, simulations, claims and figures."""
     from otflow.papers.lost_in_the_middle.draw import finite, phases, profiles, simulations, trajectories
 
-    progress(0.0, "profiles")
-    phase = phase_diagram(30 if quick else 80)
+    frame.stage(0.0, "profiles")
+    phase = phase_diagram(30 if frame.quick else 80)
     errors = np.array([finite_error(n) for n in SIZES])
-    progress(0.1, "prompts")
-    sim = simulation(16_000 if quick else 128_000, 1000 if quick else 8000)
-    progress(0.7, "longer prompts")
-    longer = sampled(4 * N, 250 if quick else 2000, slopes=True)
-    progress(0.9, "mean field and trajectories")
-    law = law_of_tokens(prompts := 20 if quick else 100)
+    frame.stage(0.1, "prompts")
+    sim = simulation(16_000 if frame.quick else 128_000, 1000 if frame.quick else 8000)
+    frame.stage(0.7, "longer prompts")
+    longer = sampled(4 * N, 250 if frame.quick else 2000, slopes=True)
+    frame.stage(0.9, "mean field and trajectories")
+    law = law_of_tokens(prompts := 20 if frame.quick else 100)
     path = four_clusters()
     claims = [
         *_shape_claims(),
@@ -106,66 +107,47 @@ def _shape_claims() -> list[Claim]:
     turns = [int((np.diff(np.sign(np.diff(s))) != 0).sum()) for s in S]
     far = [profile(1e-300, causal.u_shape_time(b, lam).item(), b, lam, modes=40) for b, lam in pairs]
     return [
-        Claim.equal(
-            "at the theorem's time the profile turns once (least and largest number of turns, 15 cases)",
-            f"{PAPER}, theorem on the U-shape",
-            predicted="1 to 1",
-            measured=f"{min(turns)} to {max(turns)}",
-        ),
-        Claim.at_most(
-            "primacy: the minimum over the score at 1e-300 (largest of 15)",
-            f"{PAPER}, theorem on the U-shape (the score tends to infinity at 0)",
-            bound=0.02,
-            measured=max(float(s.min() / f) for s, f in zip(S, far, strict=True)),
-        ),
-        Claim.at_most(
-            "recency: the minimum over the score at 1 (largest of 15)",
-            f"{PAPER}, theorem on the U-shape",
-            bound=1 - 1e-9,
-            measured=max(float(s.min() / s[-1]) for s in S),
-        ),
+        PAPER.at("theorem on the U-shape")(
+            "at the theorem's time the profile turns once (least and largest number of turns, 15 cases)"
+        ).equal("1 to 1", f"{min(turns)} to {max(turns)}"),
+        PAPER.at("theorem on the U-shape (the score tends to infinity at 0)")(
+            "primacy: the minimum over the score at 1e-300 (largest of 15)"
+        ).at_most(0.02, max(float(s.min() / f) for s, f in zip(S, far, strict=True))),
+        PAPER.at("theorem on the U-shape")(
+            "recency: the minimum over the score at 1 (largest of 15)"
+        ).at_most(1 - 1e-9, max(float(s.min() / s[-1]) for s in S)),
     ]
 
 
 def _threshold_claims() -> list[Claim]:
     found = [
-        Claim.equal(
-            f"beta = {beta:g}: the time at which the slope of the profile at 1 changes sign",
-            f"{PAPER}, critical time",
-            predicted=causal.critical_time(beta, LAM, M).item(),
-            measured=float(brentq(end_slope, 0.01, 10.0, args=(beta,), xtol=1e-12)),
+        PAPER.at("critical time")(
+            f"beta = {beta:g}: the time at which the slope of the profile at 1 changes sign"
+        ).equal(
+            causal.critical_time(beta, LAM, M).item(),
+            brentq(end_slope, 0.01, 10.0, args=(beta,), xtol=1e-12),
             rtol=1e-6,
         )
         for beta in (1.0, 2.0)
     ]
     beta, lam = np.linspace(0.05, 10, 100), np.geomspace(0.01, 20, 50)[:, None]
     ratio = causal.u_shape_time(beta, lam) / causal.critical_time(beta, lam, M, modes=60)
-    bound = Claim.at_most(
-        "the theorem's time over the critical time (largest over beta <= 10, lam <= 20)",
-        f"{PAPER}, theorem on the U-shape",
-        bound=1.0,
-        measured=ratio.max().item(),
-    )
+    bound = PAPER.at("theorem on the U-shape")(
+        "the theorem's time over the critical time (largest over beta <= 10, lam <= 20)"
+    ).at_most(1.0, ratio.max().item())
     return [*found, bound]
 
 
 def _figure_claims() -> list[Claim]:
     minima = [
-        Claim.equal(
-            f"t = {t:g}: the position of the minimum",
-            f"{PAPER}, figure of the profiles",
-            predicted=where,
-            measured=float(GRID[profile(GRID, t).argmin()]),
-            atol=1e-3,
+        PAPER.at("figure of the profiles")(f"t = {t:g}: the position of the minimum").equal(
+            where, GRID[profile(GRID, t).argmin()], atol=1e-3
         )
         for t, where in ((0.25, 0.0621), (0.5, 0.1257), (1.0, 0.2591))
     ]
-    late = Claim.at_most(
-        "t = 5: the profile falls everywhere (its largest increment)",
-        f"{PAPER}, figure of the profiles",
-        bound=0.0,
-        measured=float(np.diff(profile(GRID, 5.0)).max()),
-    )
+    late = PAPER.at("figure of the profiles")(
+        "t = 5: the profile falls everywhere (its largest increment)"
+    ).at_most(0.0, np.diff(profile(GRID, 5.0)).max())
     return [*minima, late]
 
 
@@ -174,47 +156,30 @@ def _finite_claims(errors: Array) -> list[Claim]:
     heads = torch.stack([causal.alibi_matrix(512, LAM, window=32), causal.alibi_matrix(512, 0.0)])
     double = causal.finite_profile(heads, 0.5, BETA, M)
     return [
-        Claim.within(
-            "exp(at Omega) tends to the closed form like 1/N (slope, sigma >= 0.02)",
-            "otflow.papers.lost_in_the_middle.rollout",
-            low=-1.02,
-            high=-0.98,
-            measured=slope(SIZES, errors),
-        ),
-        Claim.at_most(
-            "a window of 32 among 512 tokens: the score of the first token over that of the last but one",
-            "otflow.papers.lost_in_the_middle.rollout",
-            bound=0.01,
-            measured=(single[0] / single[-1]).item(),
-        ),
-        Claim.within(
-            "with a second head that sees all: the score of the first token over the least",
-            "otflow.papers.lost_in_the_middle.rollout",
-            low=2.0,
-            high=100.0,
-            measured=(double[0] / double.min()).item(),
-        ),
+        Source("otflow.papers.lost_in_the_middle.rollout")(
+            "exp(at Omega) tends to the closed form like 1/N (slope, sigma >= 0.02)"
+        ).within(-1.02, -0.98, slope(SIZES, errors)),
+        Source("otflow.papers.lost_in_the_middle.rollout")(
+            "a window of 32 among 512 tokens: the score of the first token over that of the last but one"
+        ).at_most(0.01, (single[0] / single[-1]).item()),
+        Source("otflow.papers.lost_in_the_middle.rollout")(
+            "with a second head that sees all: the score of the first token over the least"
+        ).within(2.0, 100.0, (double[0] / double.min()).item()),
     ]
 
 
 def _simulation_claims(sim: Simulation, longer: list[Blocks]) -> list[Claim]:
     """Of nine independent deviations the root mean square is below 1.76 with probability 99.9%."""
     same = [
-        Claim.at_most(
-            f"N = {N}, {name} of prompts against that by slopes (standard errors, r.m.s. over nine blocks)",
-            "integration by parts in the start of a token",
-            bound=1.76,
-            measured=float(np.sqrt(np.mean((a.value - b.value) ** 2 / (a.error**2 + b.error**2)))),
-        )
+        Source("integration by parts in the start of a token")(
+            f"N = {N}, {name} of prompts against that by slopes (standard errors, r.m.s. over nine blocks)"
+        ).at_most(1.76, np.sqrt(np.mean((a.value - b.value) ** 2 / (a.error**2 + b.error**2))))
         for name, a, b in zip(WHAT, sim.plain, sim.slopes, strict=True)
     ]
     close = [
-        Claim.at_most(
-            f"N = {n}, {name} by slopes: relative error of the theory from position {6 / N:.2g} on",
-            f"{PAPER} (an error of order 1/N is left)",
-            bound=4.0 / n,
-            measured=float(_off(b, g)),
-        )
+        Source(f"{PAPER} (an error of order 1/N is left)")(
+            f"N = {n}, {name} by slopes: relative error of the theory from position {6 / N:.2g} on"
+        ).at_most(4.0 / n, _off(b, g))
         for n, found in ((N, sim.slopes), (4 * N, longer))
         for name, b, g in zip(WHAT, found, theory(n), strict=True)
     ]
@@ -228,12 +193,9 @@ def _off(b: Blocks, g: Array) -> float:
 
 def _law_claim(law: Array, prompts: int) -> Claim:
     exact = causal.correlation_functions(vonmises, 1.0, BETA).mean(1).real.item()
-    return Claim.at_most(
-        "the mean field does not see positions: E cos theta off the limit, in nine stretches of 200 tokens",
-        PAPER,
-        bound=3 / math.sqrt(200 * prompts),
-        measured=float(np.abs(law[1:] - exact).max()),
-    )
+    return PAPER(
+        "the mean field does not see positions: E cos theta off the limit, in nine stretches of 200 tokens"
+    ).at_most(3 / math.sqrt(200 * prompts), np.abs(law[1:] - exact).max())
 
 
 def _erratum() -> Claim:
@@ -242,14 +204,9 @@ def _erratum() -> Claim:
     h, field = 1e-4, causal.CausalAlibi(BETA, LAM)
     end = causal.angles(of.flow(causal.tokens(theta), field, of.RK4(), t1=h, dt=h).final)
     a = causal.coupling(1, BETA).item()
-    return Claim.erratum(
-        "the rate a_1 at which a token follows the only one it hears, with normalised coefficients I_n(beta)",
-        f"{PAPER}, definition of a_n",
-        printed=2 * math.pi * a,
-        corrected=a,
-        measured=float(end[:, 1].cos().mean() / h),
-        rtol=1e-3,
-    )
+    return PAPER.at("definition of a_n")(
+        "the rate a_1 at which a token follows the only one it hears, with normalised coefficients I_n(beta)"
+    ).erratum(printed=2 * math.pi * a, corrected=a, measured=float(end[:, 1].cos().mean() / h), rtol=1e-3)
 
 
 def _data(phase: Phases, errors: Array, sim: Simulation, law: Array) -> dict[str, Array]:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import otflow as of
-from otflow.reproduce.claim import Claim
+from otflow.reproduce.claim import Claim, Source
 from otflow.reproduce.fits import slope
 from otflow.transport.exact.sequences import positions, sequence_distance
 
-PAPER = "Castin, Ablin, Carrillo, Peyré 2025"
+PAPER = Source("Castin, Ablin, Carrillo, Peyré 2025")
 TIMES = (0.0, 0.5, 1.0)
 Array = np.ndarray[Any, Any]
 
@@ -105,7 +105,7 @@ def limit_claims(found: LongSequences) -> list[Claim]:
     >>> [claim.verdict.value for claim in limit_claims(LongSequences(n, one, n, one, one))][:2]
     ['fails', 'fails']
     """
-    source = f"{PAPER}, Theorem 3.4 (limit of long sequences)"
+    source = PAPER.at("Theorem 3.4 (limit of long sequences)")
     words = "tokens that are random given their label, on the line"
     rows = [
         (f"{place}, t = {TIMES[k]:g}: {name}", size, values[:, k], low, high)
@@ -117,7 +117,7 @@ def limit_claims(found: LongSequences) -> list[Claim]:
         )
     ]
     return [
-        Claim.within(f"{text} (slope)", source, low=low, high=high, measured=slope(size, values))
+        source(f"{text} (slope)").within(low, high, slope(size, values))
         for text, size, values, low, high in rows
     ]
 
@@ -135,10 +135,6 @@ def average_claim() -> Claim:
     for n in sizes.tolist():
         mu = of.Particles(positions(n)[:, None] ** powers, label=positions(n))
         errors.append(float(sequence_distance(_run(mu, field)[-1], limit)))
-    return Claim.within(
-        "A = 0, V = I, tokens (1, s, s^2), t = 1: d_2 to (e, e^(1/2) s, e^(1/3) s^2) falls like 1/n (slope)",
-        "monomials are eigenfunctions of the mean over [0, s]",
-        low=-1.05,
-        high=-0.95,
-        measured=slope(sizes, np.array(errors)),
-    )
+    return Source("monomials are eigenfunctions of the mean over [0, s]")(
+        "A = 0, V = I, tokens (1, s, s^2), t = 1: d_2 to (e, e^(1/2) s, e^(1/3) s^2) falls like 1/n (slope)"
+    ).within(-1.05, -0.95, slope(sizes, np.array(errors)))

@@ -50,25 +50,26 @@ from otflow.papers.masked_stability.runs import (
     reordered,
     velocities,
 )
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.fits import slope
+from otflow.reproduce.frame import Frame
 
-PAPER = "Castin, Ablin, Carrillo, Peyré 2025"
+PAPER = Source("Castin, Ablin, Carrillo, Peyré 2025")
 SEED = 34
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """All flows, all claims, all figures."""
     rng = np.random.default_rng(SEED)
-    progress(0.0, "stability estimate")
-    estimates = _estimates(32 if quick else 64, rng)
-    progress(0.1, "the first token")
+    frame.stage(0.0, "stability estimate")
+    estimates = _estimates(32 if frame.quick else 64, rng)
+    frame.stage(0.1, "the first token")
     velocity = velocities((10, 100, 1000, 10_000))
-    flows = growth((10, 30, 100, 300) if quick else (10, 30, 100, 300, 1000, 3000))
-    progress(0.4, "another order")
+    flows = growth((10, 30, 100, 300) if frame.quick else (10, 30, 100, 300, 1000, 3000))
+    frame.stage(0.4, "another order")
     orders = reordered(40)
-    progress(0.5, "long sequences")
-    limits = longer(attention(), rng, sizes=4 if quick else 6, many=1024 if quick else 4096)
+    frame.stage(0.5, "long sequences")
+    limits = longer(attention(), rng, sizes=4 if frame.quick else 6, many=1024 if frame.quick else 4096)
     claims = [
         *_estimate_claims(estimates),
         *_velocity_claims(velocity),
@@ -99,12 +100,9 @@ def _estimates(n: int, rng: np.random.Generator) -> dict[str, MaskedEstimate]:
 
 def _estimate_claims(estimates: dict[str, MaskedEstimate]) -> list[Claim]:
     return [
-        Claim.at_most(
-            f"{name}: log of d_p(mu_t, nu_t) / d_p(mu_0, nu_0) over int L (largest)",
-            f"{PAPER}, Theorem 3.4, with Hardy's inequality",
-            bound=1.0,
-            measured=float((found.gain[1:] / found.bound[1:, None]).max()),
-        )
+        PAPER.at("Theorem 3.4, with Hardy's inequality")(
+            f"{name}: log of d_p(mu_t, nu_t) / d_p(mu_0, nu_0) over int L (largest)"
+        ).at_most(1.0, (found.gain[1:] / found.bound[1:, None]).max())
         for name, found in estimates.items()
     ]
 
@@ -113,31 +111,20 @@ def _estimate_claims(estimates: dict[str, MaskedEstimate]) -> list[Claim]:
 
 
 def _velocity_claims(found: DistanceGrowth) -> list[Claim]:
-    source = f"means over the past, without scores; cf. {PAPER}, Theorem 3.4"
+    source = Source(f"means over the past, without scores; cf. {PAPER}, Theorem 3.4")
     return [
         *(
-            Claim.equal(
-                f"A = 0, V = I, the first of {n} tokens moves: d_1 of the velocities grows by H_n",
-                source,
-                predicted=harmonic(int(n)),
-                measured=one,
-                rtol=1e-10,
+            source(f"A = 0, V = I, the first of {n} tokens moves: d_1 of the velocities grows by H_n").equal(
+                harmonic(int(n)), one, rtol=1e-10
             )
             for n, one in zip(found.n, found.one, strict=True)
         ),
-        Claim.at_most(
-            "the same in d_2: at most pi / sqrt(6) for every n (largest)",
-            source,
-            bound=math.pi / math.sqrt(6),
-            measured=found.two.max(),
+        source("the same in d_2: at most pi / sqrt(6) for every n (largest)").at_most(
+            math.pi / math.sqrt(6), found.two.max()
         ),
-        Claim.within(
-            f"velocities in d_2, tokens moved by i^(-1/2), n = {found.n[-1]}: towards Hardy's constant 2",
-            "Hardy 1920",
-            low=1.6,
-            high=2.0,
-            measured=found.worst[-1],
-        ),
+        Source("Hardy 1920")(
+            f"velocities in d_2, tokens moved by i^(-1/2), n = {found.n[-1]}: towards Hardy's constant 2"
+        ).within(1.6, 2.0, found.worst[-1]),
     ]
 
 
@@ -145,31 +132,18 @@ def _flow_claims(found: DistanceGrowth) -> list[Claim]:
     exact = np.array([bessel_mean(int(n), TIME) for n in found.n])
     low = iv(0, 2 * np.sqrt(TIME * np.array([harmonic(int(n)) for n in found.n])))
     return [
-        Claim.at_most(
-            "flow to t = 1: d_1 grows by E I_0(2 sqrt(t M)) (relative error, largest over n)",
-            "moments exp(t / (k + 1)) of a Hausdorff matrix",
-            bound=1e-5,
-            measured=float(np.abs(found.one / exact - 1).max()),
-        ),
-        Claim.at_most(
-            "flow to t = 1: I_0(2 sqrt(t H_n)) over the growth of d_1 is at most one (largest over n)",
-            "Jensen's inequality",
-            bound=1.0,
-            measured=float((low / found.one).max()),
-        ),
-        Claim.at_most(
-            "flow to t = 1: d_2 grows by at most exp(2 t) when the first token moves (largest over n)",
-            f"{PAPER}, Theorem 3.4, with Hardy's inequality",
-            bound=math.exp(2 * TIME),
-            measured=float(found.two.max()),
-        ),
-        Claim.within(
-            f"flow to t = 1, tokens moved by i^(-1/2), n = {found.n[-1]}: growth of d_2, exp(2 t) at most",
-            "Hardy 1920",
-            low=4.0,
-            high=math.exp(2 * TIME),
-            measured=found.worst[-1],
-        ),
+        Source("moments exp(t / (k + 1)) of a Hausdorff matrix")(
+            "flow to t = 1: d_1 grows by E I_0(2 sqrt(t M)) (relative error, largest over n)"
+        ).at_most(1e-5, np.abs(found.one / exact - 1).max()),
+        Source("Jensen's inequality")(
+            "flow to t = 1: I_0(2 sqrt(t H_n)) over the growth of d_1 is at most one (largest over n)"
+        ).at_most(1.0, (low / found.one).max()),
+        PAPER.at("Theorem 3.4, with Hardy's inequality")(
+            "flow to t = 1: d_2 grows by at most exp(2 t) when the first token moves (largest over n)"
+        ).at_most(math.exp(2 * TIME), found.two.max()),
+        Source("Hardy 1920")(
+            f"flow to t = 1, tokens moved by i^(-1/2), n = {found.n[-1]}: growth of d_2, exp(2 t) at most"
+        ).within(4.0, math.exp(2 * TIME), found.worst[-1]),
     ]
 
 
@@ -177,27 +151,12 @@ def _flow_claims(found: DistanceGrowth) -> list[Claim]:
 
 
 def _order_claims(found: Orders) -> list[Claim]:
-    source = f"{PAPER}, Theorem 3.4, in the conditional distance"
+    source = PAPER.at("Theorem 3.4, in the conditional distance")
     return [
-        Claim.at_most(
-            "the same tokens in the reverse order: W_2 at t = 0",
-            source,
-            bound=1e-12,
-            measured=found.plain[0],
-        ),
-        Claim.within(
-            "the same tokens in the reverse order: W_2 at t = 1",
-            source,
-            low=0.1,
-            high=2.0,
-            measured=found.plain[-1],
-        ),
-        Claim.within(
-            "reverse order, shifted by h: W_2(1) / W_2(0) grows like h^-1 (slope)",
-            source,
-            low=-1.05,
-            high=-0.95,
-            measured=slope(found.offsets, found.ratios),
+        source("the same tokens in the reverse order: W_2 at t = 0").at_most(1e-12, found.plain[0]),
+        source("the same tokens in the reverse order: W_2 at t = 1").within(0.1, 2.0, found.plain[-1]),
+        source("reverse order, shifted by h: W_2(1) / W_2(0) grows like h^-1 (slope)").within(
+            -1.05, -0.95, slope(found.offsets, found.ratios)
         ),
     ]
 

@@ -47,27 +47,28 @@ from otflow.papers.mean_field_limit.runs import (
     on_line,
     quantiles,
 )
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.fits import slope
+from otflow.reproduce.frame import Frame
 from otflow.stability.bounds.a_priori import a_priori
 
-PAPER = "Castin, Ablin, Carrillo, Peyré 2025"
+PAPER = Source("Castin, Ablin, Carrillo, Peyré 2025")
 SEED = 31
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """All rates, all claims, all figures."""
     rng = np.random.default_rng(SEED)
     found: dict[str, dict[str, SamplingRates]] = {}
     samples: dict[str, Sample] = {}
     for k, (name, field) in enumerate(on_line().items()):
-        progress(0.2 * k, f"{name}, on the line")
-        limit = evolve(quantiles(1024 if quick else 2048), field)
-        found[name] = _line_rates(field, limit, rng, quick=quick)
+        frame.stage(0.2 * k, f"{name}, on the line")
+        limit = evolve(quantiles(1024 if frame.quick else 2048), field)
+        found[name] = _line_rates(field, limit, rng, quick=frame.quick)
         samples[name] = Sample(limit, evolve(independent(48, (), rng), field))
     for k, (name, field) in enumerate(in_space().items()):
-        progress(0.6 + 0.13 * k, f"{name}, in space")
-        found[name][SETTINGS[2].name] = _space_rates(field, rng, quick=quick)
+        frame.stage(0.6 + 0.13 * k, f"{name}, in space")
+        found[name][SETTINGS[2].name] = _space_rates(field, rng, quick=frame.quick)
     figures = {"rates": draw.rates(found), "factors": draw.factors(found), "laws": draw.laws(samples)}
     return Result([*_slope_claims(found), *_factor_claims(found)], figures, _data(found))
 
@@ -124,13 +125,9 @@ def _stack(values: Iterable[Tensor]) -> Array:
 
 def _slope_claims(found: dict[str, dict[str, SamplingRates]]) -> list[Claim]:
     return [
-        Claim.within(
-            f"{name}, {setting.name}, t = {TIMES[k]:g}: W_2 falls like n^{setting.exponent:.3g} (slope)",
-            f"{PAPER}, Theorem 3.1 (mean-field limit)",
-            low=setting.low,
-            high=setting.high,
-            measured=slope(rates[setting.name].n, rates[setting.name].median[:, k]),
-        )
+        PAPER.at("Theorem 3.1 (mean-field limit)")(
+            f"{name}, {setting.name}, t = {TIMES[k]:g}: W_2 falls like n^{setting.exponent:.3g} (slope)"
+        ).within(setting.low, setting.high, slope(rates[setting.name].n, rates[setting.name].median[:, k]))
         for name, rates in found.items()
         for setting in SETTINGS
         for k in (0, 2)
@@ -138,25 +135,18 @@ def _slope_claims(found: dict[str, dict[str, SamplingRates]]) -> list[Claim]:
 
 
 def _factor_claims(found: dict[str, dict[str, SamplingRates]]) -> list[Claim]:
-    source = f"{PAPER}, Theorem 3.1 (stability)"
+    source = PAPER.at("Theorem 3.1 (stability)")
     claims = []
     for name, rates in found.items():
         for setting in SETTINGS:
             one, words = rates[setting.name], f"{name}, {setting.name}"
             claims += [
-                Claim.at_most(
-                    f"{words}: log of W_2(1) / W_2(0) (largest) is at most int L",
-                    source,
-                    bound=one.log_C,
-                    measured=float(np.log(one.worst.max())),
+                source(f"{words}: log of W_2(1) / W_2(0) (largest) is at most int L").at_most(
+                    one.log_C, np.log(one.worst.max())
                 ),
-                Claim.within(
-                    f"{words}: W_2(1) / W_2(0) for the most tokens over that for the fewest (medians)",
-                    source,
-                    low=0.8,
-                    high=1.25,
-                    measured=float(one.ratio[-1] / one.ratio[0]),
-                ),
+                source(
+                    f"{words}: W_2(1) / W_2(0) for the most tokens over that for the fewest (medians)"
+                ).within(0.8, 1.25, one.ratio[-1] / one.ratio[0]),
             ]
     return claims
 

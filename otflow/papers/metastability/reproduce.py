@@ -54,12 +54,13 @@ from otflow.papers.metastability.runs import (
     plateaus,
 )
 from otflow.papers.tokens import sphere
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.fits import slope
+from otflow.reproduce.frame import Frame
 
-PAPER = "Geshkovski, Koubbi, Polyanskiy, Rigollet 2024, arXiv 2410.06833 (as formalised)"
-SCALES, THEOREM, UNIFORM = (f"{PAPER}, section {k}" for k in (6, 2, 4))
-PAIRS = "two clusters alone, by quadrature (otflow.papers.metastability)"
+PAPER = Source("Geshkovski, Koubbi, Polyanskiy, Rigollet 2024, arXiv 2410.06833 (as formalised)")
+SCALES, THEOREM, UNIFORM = (PAPER.at(f"section {k}") for k in (6, 2, 4))
+PAIRS = Source("two clusters alone, by quadrature (otflow.papers.metastability)")
 AUTHORS = np.array([0, 0.5, 2, 4, 7]) / 2 * math.log(2000) / math.sqrt(2000)
 LEVELS = (0.2, 0.28, 0.44, 0.52, 1.0)
 STARTS: dict[str, tuple[list[float], list[float] | None]] = {
@@ -69,21 +70,21 @@ STARTS: dict[str, tuple[list[float], list[float] | None]] = {
 }
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """All staircases, all times, all claims, all figures."""
     from otflow.papers.metastability.draw import circles, paths, scales, staircases
 
-    betas = (1000.0, 4000.0) if quick else (500.0, 1000.0, 1500.0, 2000.0, 3000.0, 4000.0)
+    betas = (1000.0, 4000.0) if frame.quick else (500.0, 1000.0, 1500.0, 2000.0, 3000.0, 4000.0)
     authors = {}
     for i, beta in enumerate(betas):
-        progress(0.3 * i / len(betas), f"staircase, beta = {beta:g}")
+        frame.stage(0.3 * i / len(betas), f"staircase, beta = {beta:g}")
         authors[beta] = _steps(list(AUTHORS), None, beta, False)
-    progress(0.3, "predictions")
-    names = list(STARTS)[: 1 if quick else None]
+    frame.stage(0.3, "predictions")
+    names = list(STARTS)[: 1 if frame.quick else None]
     cold = {(name, kind): _steps(*STARTS[name], COLD, KINDS[kind]) for name in names for kind in KINDS}
-    progress(0.6, "caps")
-    times = list(_times(np.array([8.0, 14.0, 24.0]) if quick else np.arange(8.0, 42.0, 3.0)))
-    progress(0.8, "the theorem")
+    frame.stage(0.6, "caps")
+    times = list(_times(np.array([8.0, 14.0, 24.0]) if frame.quick else np.arange(8.0, 42.0, 3.0)))
+    frame.stage(0.8, "the theorem")
     claims = [
         *_staircase_claims(authors),
         *_cold_claims(cold),
@@ -92,7 +93,7 @@ def run(*, quick: bool, progress: Progress) -> Result:
         *_time_claims(times),
         *_errata(),
     ]
-    progress(0.9, "figures")
+    frame.stage(0.9, "figures")
     movie = _movie()
     figures = {
         "staircases": staircases(authors, cold),
@@ -149,36 +150,24 @@ def _staircase_claims(authors: dict[float, StaircaseRun]) -> list[Claim]:
     coldest = max(authors)
     late = max(steps.error[1:].max() for beta, steps in authors.items() if beta >= 1000)
     return [
-        Claim.at_most(
-            f"the authors' start, beta = {coldest:g}: plateaus at 0.2, 0.28, 0.44, 0.52, 1 (largest error)",
-            SCALES,
-            bound=0.005,
-            measured=float(np.abs(plateaus(authors[coldest]) - np.array(LEVELS)).max()),
-        ),
-        Claim.at_most(
-            "the authors' start, beta from 1000 to 4000: log t / beta of steps two to four (relative error)",
-            PAIRS,
-            bound=0.01,
-            measured=float(late),
-        ),
+        SCALES(
+            f"the authors' start, beta = {coldest:g}: plateaus at 0.2, 0.28, 0.44, 0.52, 1 (largest error)"
+        ).at_most(0.005, np.abs(plateaus(authors[coldest]) - np.array(LEVELS)).max()),
+        PAIRS(
+            "the authors' start, beta from 1000 to 4000: log t / beta of steps two to four (relative error)"
+        ).at_most(0.01, late),
     ]
 
 
 def _cold_claims(cold: dict[tuple[str, str], StaircaseRun]) -> Iterator[Claim]:
     for (name, kind), (run, predicted) in cold.items():
         same = [set(m.clusters) for m in run.merges] == [set(pair) for pair in predicted.pairs]
-        yield Claim.at_most(
-            f"beta = {COLD:g}, {name}, {kind}: log t / beta of all steps (relative error)",
-            PAIRS,
-            bound=0.01,
-            measured=float(StaircaseRun(run, predicted).error.max()) if same else math.inf,
+        yield PAIRS(f"beta = {COLD:g}, {name}, {kind}: log t / beta of all steps (relative error)").at_most(
+            0.01, float(StaircaseRun(run, predicted).error.max()) if same else math.inf
         )
         points = np.array([m.theta for m in run.merges]) - predicted.merge_points.numpy()
-        yield Claim.at_most(
-            f"beta = {COLD:g}, {name}, {kind}: merge points (error of the angle)",
-            PAIRS,
-            bound=0.002,
-            measured=float(np.abs(points).max()) if same else math.inf,
+        yield PAIRS(f"beta = {COLD:g}, {name}, {kind}: merge points (error of the angle)").at_most(
+            0.002, float(np.abs(points).max()) if same else math.inf
         )
 
 
@@ -192,33 +181,17 @@ def _pair_claims() -> list[Claim]:
     off = leading - merge_point(theta, betas, [p, q], normalised=True).numpy()
     two = f"masses 0.3 and 0.7, gap {theta:g}, beta = {beta:g}, USA"
     return [
-        Claim.equal(
-            f"{two}: merge time of the simulation",
-            PAIRS,
-            predicted=math.exp(exact),
-            measured=math.exp(run.merges[0].log_t),
-            rtol=0.005,
+        PAIRS(f"{two}: merge time of the simulation").equal(
+            math.exp(exact), math.exp(run.merges[0].log_t), rtol=0.005
         ),
-        Claim.equal(
-            f"{two}: exp(beta (1 - cos)) / (beta sin^2) against quadrature",
-            PAIRS,
-            predicted=math.exp(exact),
-            measured=math.exp(formula),
-            rtol=0.02,
+        PAIRS(f"{two}: exp(beta (1 - cos)) / (beta sin^2) against quadrature").equal(
+            math.exp(exact), math.exp(formula), rtol=0.02
         ),
-        Claim.equal(
-            f"{two}: clusters meet in their centre of mass",
-            SCALES,
-            predicted=theta * q / (p + q),
-            measured=run.merges[0].theta,
-            atol=1e-9,
+        SCALES(f"{two}: clusters meet in their centre of mass").equal(
+            theta * q / (p + q), run.merges[0].theta, atol=1e-9
         ),
-        Claim.within(
-            "SA: the merge point tends to the centre of squared masses like beta^-0.5 (slope)",
-            PAIRS,
-            low=-0.51,
-            high=-0.49,
-            measured=slope(betas, off),
+        PAIRS("SA: the merge point tends to the centre of squared masses like beta^-0.5 (slope)").within(
+            -0.51, -0.49, slope(betas, off)
         ),
     ]
 
@@ -240,17 +213,11 @@ def _theorem_claims() -> Iterator[Claim]:
         away = (cap_index(states, w, 2 * EPS) != own).sum().item() if caps.applies else math.inf
         late = states[traj.ts >= T1]
         spread = (late[:, :, 0] - late[:, :, 1]).square().sum(-1).max().item()
-        yield Claim.equal(
-            f"three caps, beta = {beta:g}, {kind}: tokens outside their caps at 200 times until T2",
-            THEOREM,
-            predicted=0.0,
-            measured=float(away),
-        )
-        yield Claim.at_most(
-            f"three caps, beta = {beta:g}, {kind}: |x_i - x_j|^2 from T1 to T2 (largest)",
-            THEOREM,
-            bound=2 * math.exp(-lam * beta),
-            measured=spread,
+        yield THEOREM(
+            f"three caps, beta = {beta:g}, {kind}: tokens outside their caps at 200 times until T2"
+        ).equal(0.0, away)
+        yield THEOREM(f"three caps, beta = {beta:g}, {kind}: |x_i - x_j|^2 from T1 to T2 (largest)").at_most(
+            2 * math.exp(-lam * beta), spread
         )
 
 
@@ -264,28 +231,18 @@ def _rims(w: Array, rng: np.random.Generator) -> Array:
 
 def _time_claims(times: list[MergeTimes]) -> Iterator[Claim]:
     bound = [t for t in times if t.bounds.applies]
-    yield Claim.at_most(
-        "two caps, all beta: log of the collapse time, less log T1 (largest)",
-        THEOREM,
-        bound=0.0,
-        measured=max((t.collapse - t.bounds.log_T1 for t in bound), default=math.inf),
+    yield THEOREM("two caps, all beta: log of the collapse time, less log T1 (largest)").at_most(
+        0.0, max((t.collapse - t.bounds.log_T1 for t in bound), default=math.inf)
     )
-    yield Claim.at_most(
-        "two caps, all beta: log T2, less log of the time at which caps are left (largest)",
-        THEOREM,
-        bound=0.0,
-        measured=max((t.bounds.log_T2 - t.exit for t in bound), default=math.inf),
-    )
+    yield THEOREM(
+        "two caps, all beta: log T2, less log of the time at which caps are left (largest)"
+    ).at_most(0.0, max((t.bounds.log_T2 - t.exit for t in bound), default=math.inf))
     for kind in KINDS:
         last = [t for t in times if t.kind == kind][-1]
         merged = merge_time(APART, last.beta, [0.5, 0.5], normalised=KINDS[kind]).item()
-        yield Claim.equal(
-            f"two caps, beta = {last.beta:g}, {kind}: caps are left when clusters merge (log t)",
-            PAIRS,
-            predicted=merged,
-            measured=last.exit,
-            rtol=0.01,
-        )
+        yield PAIRS(
+            f"two caps, beta = {last.beta:g}, {kind}: caps are left when clusters merge (log t)"
+        ).equal(merged, last.exit, rtol=0.01)
 
 
 def _errata() -> list[Claim]:
@@ -300,17 +257,17 @@ def _errata() -> list[Claim]:
 
     eps = 0.02
     return [
-        Claim.erratum(
-            f"antipodal caps, eps = {EPS:g}, n = {N}, beta = {beta:g}: lambda up to which T1 < T2",
-            f"{THEOREM}, as transcribed in a formalisation: a sign in the condition on lambda",
+        THEOREM.at("as transcribed in a formalisation: a sign in the condition on lambda")(
+            f"antipodal caps, eps = {EPS:g}, n = {N}, beta = {beta:g}: lambda up to which T1 < T2"
+        ).erratum(
             printed=rest / factor,
             corrected=rest * factor,
             measured=math.exp(brentq(excess, -20.0, 20.0, xtol=1e-13)),
             rtol=1e-6,
         ),
-        Claim.erratum(
-            f"caps of orthogonal centres, eps = {eps:g}: the largest cosine between their points",
-            f"{UNIFORM}, as transcribed in a formalisation: at most eps^2 + 2 eps",
+        UNIFORM.at("as transcribed in a formalisation: at most eps^2 + 2 eps")(
+            f"caps of orthogonal centres, eps = {eps:g}: the largest cosine between their points"
+        ).erratum(
             printed=eps**2 + 2 * eps,
             corrected=separation(np.eye(2), eps).item(),
             measured=_largest_cosine(eps),

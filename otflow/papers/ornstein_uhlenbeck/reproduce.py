@@ -35,16 +35,27 @@ from torch import Tensor
 
 import otflow as of
 from otflow import closed_forms
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
+from otflow.reproduce.frame import Frame
 
-MOKROV = "Mokrov, Korotin, Li, Genevay, Solomon, Burnaev 2021, arXiv 2106.00736"
-JKO98 = "Jordan, Kinderlehrer, Otto 1998"
+MOKROV = Source("Mokrov, Korotin, Li, Genevay, Solomon, Burnaev 2021, arXiv 2106.00736")
+JKO98 = Source("Jordan, Kinderlehrer, Otto 1998")
 PUBLISHED = {
-    1: 1.051e-3, 2: 3.460e-3, 3: 5.607e-3, 4: 8.554e-3, 5: 1.1827e-2, 6: 1.8471e-2, 7: 1.4934e-2,
-    8: 1.8926e-2, 9: 2.4400e-2, 10: 1.8039e-2, 11: 2.2899e-2, 12: 2.6541e-2,
-}  # fmt: skip
+    1: 1.051e-3,
+    2: 3.460e-3,
+    3: 5.607e-3,
+    4: 8.554e-3,
+    5: 1.1827e-2,
+    6: 1.8471e-2,
+    7: 1.4934e-2,
+    8: 1.8926e-2,
+    9: 2.4400e-2,
+    10: 1.8039e-2,
+    11: 2.2899e-2,
+    12: 2.6541e-2,
+}
 BEYOND = (20, 32, 64)
-CLOSED = "closed form of the JKO step of the Fokker-Planck equation on Gaussians"
+CLOSED = Source("closed form of the JKO step of the Fokker-Planck equation on Gaussians")
 SEEDS, END, TAU = 15, 0.5, 0.05
 TAUS = (0.05, 0.025, 0.0125, 0.00625)
 ORDERS_FROM = 3  # orders are taken from the last three steps: the first is too long for stiff targets
@@ -75,18 +86,18 @@ class Targets(NamedTuple):
         return of.Gaussian.from_cov(mean, cov)
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """Every dimension, both schemes, then the orders in tau."""
-    dims = (1, 2, 4, 8, 12) if quick else (*PUBLISHED, *BEYOND)
+    dims = (1, 2, 4, 8, 12) if frame.quick else (*PUBLISHED, *BEYOND)
     found: dict[str, dict[int, Tensor]] = {name: {} for name in SCHEMES}
     for k, d in enumerate(dims):
-        progress(0.6 * k / len(dims), f"dimension {d}")
+        frame.stage(0.6 * k / len(dims), f"dimension {d}")
         for name, stepper in SCHEMES.items():
             found[name][d] = divergence(follow(targets(d), stepper, TAU), targets(d).exact())
-    orders = (8,) if quick else (2, 8, 12)
-    progress(0.6, "orders in tau")
+    orders = (8,) if frame.quick else (2, 8, 12)
+    frame.stage(0.6, "orders in tau")
     errors = {name: {d: _errors(d, stepper) for d in orders} for name, stepper in SCHEMES.items()}
-    progress(0.9, "solver against scheme")
+    frame.stage(0.9, "solver against scheme")
     claims = [
         *_published_claims(found),
         *_scheme_claims([d for d in dims if d in (2, 8, 12)]),
@@ -150,14 +161,20 @@ def _published_claims(found: dict[str, dict[int, Tensor]]) -> list[Claim]:
     known = [d for d in means["JKO"] if d in PUBLISHED]
     worst = {name: max(each[d] / PUBLISHED[d] for d in known) for name, each in means.items()}
     return [
-        *(Claim.at_most(f"d = {d}: symmetric KL at t = 1/2, mean of 15 targets, {name}, against JKO-ICNN",
-                        MOKROV, bound=PUBLISHED[d] / margin, measured=means[name][d])
-          for d in (2, 8, 12) for name, margin in (("JKO", 1.0), ("extrapolated", 100.0))),
-        Claim.at_most(f"symmetric KL of JKO over JKO-ICNN, {len(known)} dimensions (largest)",
-                      MOKROV, bound=1.0, measured=worst["JKO"]),
-        Claim.at_most(f"symmetric KL of extrapolated JKO over JKO-ICNN, {len(known)} dimensions (largest)",
-                      MOKROV, bound=1e-2, measured=worst["extrapolated"]),
-    ]  # fmt: skip
+        *(
+            MOKROV(f"d = {d}: symmetric KL at t = 1/2, mean of 15 targets, {name}, against JKO-ICNN").at_most(
+                PUBLISHED[d] / margin, means[name][d]
+            )
+            for d in (2, 8, 12)
+            for name, margin in (("JKO", 1.0), ("extrapolated", 100.0))
+        ),
+        MOKROV(f"symmetric KL of JKO over JKO-ICNN, {len(known)} dimensions (largest)").at_most(
+            1.0, worst["JKO"]
+        ),
+        MOKROV(f"symmetric KL of extrapolated JKO over JKO-ICNN, {len(known)} dimensions (largest)").at_most(
+            1e-2, worst["extrapolated"]
+        ),
+    ]
 
 
 def _scheme_claims(dims: Iterable[int]) -> list[Claim]:
@@ -168,16 +185,17 @@ def _scheme_claims(dims: Iterable[int]) -> list[Claim]:
         max(float(a.certificates[name][1:].max()) for a in traj) for name in ("energy_gap", "residual")
     )
     return [
-        Claim.at_most(f"d = {', '.join(map(str, runs))}: solver and scheme, every step (largest difference)",
-                      CLOSED, bound=1e-10, measured=closed),
-        Claim.at_most("d = 2: the same for Newton's method on displacements, without the closed form",
-                      CLOSED, bound=1e-9,
-                      measured=_off_scheme(runs[2], _opaque(runs[2]))),
-        Claim.at_most("F(mu') + W2(mu', mu)^2 / (2 tau) <= F(mu) in every step (largest excess)",
-                      JKO98, bound=1e-12, measured=gap),
-        Claim.at_most("|u/tau + grad F| relative to |grad F| (largest)",
-                      "optimality of the step", bound=1e-9, measured=residual),
-    ]  # fmt: skip
+        CLOSED(
+            f"d = {', '.join(map(str, runs))}: solver and scheme, every step (largest difference)"
+        ).at_most(1e-10, closed),
+        CLOSED("d = 2: the same for Newton's method on displacements, without the closed form").at_most(
+            1e-9, _off_scheme(runs[2], _opaque(runs[2]))
+        ),
+        JKO98("F(mu') + W2(mu', mu)^2 / (2 tau) <= F(mu) in every step (largest excess)").at_most(1e-12, gap),
+        Source("optimality of the step")("|u/tau + grad F| relative to |grad F| (largest)").at_most(
+            1e-9, residual
+        ),
+    ]
 
 
 def _off_scheme(problem: Targets, field: of.VelocityField) -> float:
@@ -222,12 +240,17 @@ def order(errors: dict[float, float]) -> float:
 
 
 def _order_claims(errors: dict[str, dict[int, dict[float, float]]]) -> list[Claim]:
-    expected = {"JKO": ("first", 0.95, 1.02, JKO98), "extrapolated": ("second", 1.9, 2.1, "Richardson")}
+    expected = {
+        "JKO": ("first", 0.95, 1.02, JKO98),
+        "extrapolated": ("second", 1.9, 2.1, Source("Richardson")),
+    }
     return [
-        Claim.within(f"d = {d}: {name} is of {word} order (slope of the error of mean and covariance in tau)",
-                     source, low=low, high=high, measured=order(errors[name][d]))
-        for name, (word, low, high, source) in expected.items() for d in errors[name]
-    ]  # fmt: skip
+        source(
+            f"d = {d}: {name} is of {word} order (slope of the error of mean and covariance in tau)"
+        ).within(low, high, order(errors[name][d]))
+        for name, (word, low, high, source) in expected.items()
+        for d in errors[name]
+    ]
 
 
 # --- figure and data ---------------------------------------------------------------------------------

@@ -45,27 +45,28 @@ from otflow.papers.perceptron.runs import (
     on_sphere,
     start,
 )
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
+from otflow.reproduce.frame import Frame
 
-PAPER = "Alvarez-Lopez, Geshkovski, Ruiz-Balet 2026, arXiv 2601.21366"
-OURS = "otflow.papers.perceptron"
+PAPER = Source("Alvarez-Lopez, Geshkovski, Ruiz-Balet 2026, arXiv 2601.21366")
+OURS = Source("otflow.papers.perceptron")
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """All descents, all claims, all figures."""
     from otflow.papers.perceptron.draw import counts, globes, landscapes, masses
 
-    betas, starts = ((1.0, 4.0, 9.0), 2) if quick else ((1.0, 2.0, 4.0, 9.0, 16.0, 25.0), 12)
+    betas, starts = ((1.0, 4.0, 9.0), 2) if frame.quick else ((1.0, 2.0, 4.0, 9.0, 16.0, 25.0), 12)
     cells = []
     for i, case in enumerate(CASES):
         for j, beta in enumerate(betas):
-            progress(0.75 * (i + j / len(betas)) / len(CASES), f"{case.name}, beta = {beta:g}")
+            frame.stage(0.75 * (i + j / len(betas)) / len(CASES), f"{case.name}, beta = {beta:g}")
             cells.append(descents(case, beta, starts))
-    progress(0.75, "no perceptron")
+    frame.stage(0.75, "no perceptron")
     spread = {beta: sp.find_atoms(start(0), beta, A, 0 * OMEGA) for beta in (betas[0], betas[-1])}
-    progress(0.8, "a sphere")
+    frame.stage(0.8, "a sphere")
     spheres: dict[sp.Activation, sp.Atoms] = {act: on_sphere(act) for act in (sp.ReLU(), sp.GELU())}
-    progress(0.9, "claims")
+    frame.stage(0.9, "claims")
     claims = [
         *_uniform_claims(spread),
         *_atom_claims(cells),
@@ -92,19 +93,12 @@ def run(*, quick: bool, progress: Progress) -> Result:
 def _uniform_claims(spread: dict[float, sp.Atoms]) -> list[Claim]:
     beta, atoms = list(spread.items())[-1]
     return [
-        Claim.at_most(
-            "no perceptron: the longest empty arc of 300 particles at rest",
-            "Geshkovski, Letrouit, Polyanskiy, Rigollet 2025: the uniform law is the minimiser",
-            bound=0.2,
-            measured=max(sp.empty_arcs(angles(a.measure))[0].item() for a in spread.values()),
-        ),
-        Claim.equal(
-            f"no perceptron, beta = {beta:g}: energy e^-beta I_0(beta) / (2 beta) of the uniform law",
-            "Geshkovski, Letrouit, Polyanskiy, Rigollet 2025: the uniform law is the minimiser",
-            predicted=float(i0e(beta)) / (2 * beta),
-            measured=atoms.energy,
-            rtol=1e-9,
-        ),
+        Source("Geshkovski, Letrouit, Polyanskiy, Rigollet 2025: the uniform law is the minimiser")(
+            "no perceptron: the longest empty arc of 300 particles at rest"
+        ).at_most(0.2, max(sp.empty_arcs(angles(a.measure))[0].item() for a in spread.values())),
+        Source("Geshkovski, Letrouit, Polyanskiy, Rigollet 2025: the uniform law is the minimiser")(
+            f"no perceptron, beta = {beta:g}: energy e^-beta I_0(beta) / (2 beta) of the uniform law"
+        ).equal(float(i0e(beta)) / (2 * beta), atoms.energy, rtol=1e-9),
     ]
 
 
@@ -113,43 +107,24 @@ def _atom_claims(cells: list[Cell]) -> list[Claim]:
     gelu = [cell for cell in cells if isinstance(cell.case.activation, sp.GELU)]
     strong = [arc for cell in cells if cell.case == STRONG for arc in cell.arcs]
     return [
-        Claim.at_most(
-            "ReLU: atoms that 300 particles end in (most over weights, beta and starts)",
-            f"{PAPER}: on the circle every stationary law is finitely atomic",
-            bound=20,
-            measured=max(int(cell.counts.max()) for cell in relu),
-        ),
-        Claim.at_most(
-            "GELU: atoms that 300 particles end in (most over beta and starts)",
-            f"{PAPER}: on the circle every strict second-order law is finitely atomic",
-            bound=20,
-            measured=max(int(cell.counts.max()) for cell in gelu),
-        ),
-        Claim.at_most(
-            "the atoms are stationary: largest residual",
-            f"{PAPER}: the equation of stationary laws",
-            bound=1e-8,
-            measured=max(atoms.gradient for cell in cells for atoms in cell.runs),
-        ),
-        Claim.at_most(
-            "the atoms are second-order: least eigenvalue of the Hessian, with its sign turned",
-            f"{PAPER}: definition of second-order laws",
-            bound=1e-9,
-            measured=max(-_least(cell, atoms) for cell in cells for atoms in cell.runs),
-        ),
-        Claim.at_most(
-            "atoms of several particles do not split: least eigenvalue of Hess dE/dmu, with its sign turned",
-            f"{OURS}.second_variation",
-            bound=1e-9,
-            measured=max(-_splitting(cell, atoms) for cell in cells for atoms in cell.runs),
-        ),
-        Claim.within(
-            f"{STRONG.name}: the longest empty arc (shortest over beta and starts)",
-            f"{PAPER}: localisation",
-            low=3.0,
-            high=3.3,
-            measured=min(strong),
-        ),
+        Source(f"{PAPER}: on the circle every stationary law is finitely atomic")(
+            "ReLU: atoms that 300 particles end in (most over weights, beta and starts)"
+        ).at_most(20, max(int(cell.counts.max()) for cell in relu)),
+        Source(f"{PAPER}: on the circle every strict second-order law is finitely atomic")(
+            "GELU: atoms that 300 particles end in (most over beta and starts)"
+        ).at_most(20, max(int(cell.counts.max()) for cell in gelu)),
+        Source(f"{PAPER}: the equation of stationary laws")(
+            "the atoms are stationary: largest residual"
+        ).at_most(1e-8, max(atoms.gradient for cell in cells for atoms in cell.runs)),
+        Source(f"{PAPER}: definition of second-order laws")(
+            "the atoms are second-order: least eigenvalue of the Hessian, with its sign turned"
+        ).at_most(1e-9, max(-_least(cell, atoms) for cell in cells for atoms in cell.runs)),
+        Source(f"{OURS}.second_variation")(
+            "atoms of several particles do not split: least eigenvalue of Hess dE/dmu, with its sign turned"
+        ).at_most(1e-9, max(-_splitting(cell, atoms) for cell in cells for atoms in cell.runs)),
+        Source(f"{PAPER}: localisation")(
+            f"{STRONG.name}: the longest empty arc (shortest over beta and starts)"
+        ).within(3.0, 3.3, min(strong)),
     ]
 
 
@@ -169,12 +144,9 @@ def _splitting(cell: Cell, atoms: sp.Atoms) -> float:
 
 def _sphere_claims(spheres: dict[sp.Activation, sp.Atoms]) -> list[Claim]:
     return [
-        Claim.at_most(
-            f"{type(act).__name__} on the sphere in three dimensions: atoms of 200 particles",
-            f"{PAPER}: zero uniform measure, and {how}",
-            bound=40,
-            measured=spheres[act].n,
-        )
+        Source(f"{PAPER}: zero uniform measure, and {how}")(
+            f"{type(act).__name__} on the sphere in three dimensions: atoms of 200 particles"
+        ).at_most(40, spheres[act].n)
         for act, how in (
             (sp.ReLU(), "countably many atoms where a neuron is active"),
             (sp.GELU(), "finitely many atoms for generic parameters"),
@@ -185,26 +157,16 @@ def _sphere_claims(spheres: dict[sp.Activation, sp.Atoms]) -> list[Claim]:
 def _mass_claims(cells: list[Cell]) -> list[Claim]:
     heavy = [(cell, heaviest(cell)) for cell in cells if cell.case == WEAK]
     return [
-        Claim.equal(
-            "the bound on the mass of a cluster as beta grows",
-            f"{PAPER}: masses of clusters",
-            predicted=0.574192,
-            measured=sp.mass_bound(1e3, 1.0).item(),
-            atol=5e-7,
+        Source(f"{PAPER}: masses of clusters")("the bound on the mass of a cluster as beta grows").equal(
+            0.574192, sp.mass_bound(1e3, 1.0).item(), atol=5e-7
         ),
-        Claim.at_most(
-            f"{WEAK.name}: mass of two or more atoms within 1/(2 sqrt(beta)) over its bound (largest)",
-            f"{PAPER}: masses of clusters",
-            bound=1.0,
-            measured=max(mass / sp.mass_bound(cell.beta, cell.constant).item() for cell, mass in heavy),
-        ),
-        Claim.at_most(
-            f"{WEAK.name}: that mass over the bound from the kernel (largest)",
-            f"{OURS}.kernel_mass_bound",
-            bound=1.0,
-            measured=max(
-                mass / sp.kernel_mass_bound(cell.beta, cell.constant).item() for cell, mass in heavy
-            ),
+        Source(f"{PAPER}: masses of clusters")(
+            f"{WEAK.name}: mass of two or more atoms within 1/(2 sqrt(beta)) over its bound (largest)"
+        ).at_most(1.0, max(mass / sp.mass_bound(cell.beta, cell.constant).item() for cell, mass in heavy)),
+        Source(f"{OURS}.kernel_mass_bound")(
+            f"{WEAK.name}: that mass over the bound from the kernel (largest)"
+        ).at_most(
+            1.0, max(mass / sp.kernel_mass_bound(cell.beta, cell.constant).item() for cell, mass in heavy)
         ),
     ]
 
@@ -219,19 +181,12 @@ def _maximiser_claims() -> list[Claim]:
     grid = 2 * np.pi * np.arange(3600) / 3600
     diracs = E(of.Particles(np.stack([np.cos(grid), np.sin(grid)], -1)[:, None], space=of.Sphere()))
     return [
-        Claim.at_most(
-            "ascent: the diameter of the tokens at the end",
-            f"{PAPER}: maximisers are Diracs",
-            bound=1e-6,
-            measured=of.observables.diameter(end).item(),
+        Source(f"{PAPER}: maximisers are Diracs")("ascent: the diameter of the tokens at the end").at_most(
+            1e-6, of.observables.diameter(end).item()
         ),
-        Claim.equal(
-            "ascent: its energy at the end is the largest of a Dirac, 1/(2 beta) + max v / 2",
-            f"{PAPER}: maximisers are Diracs at the maximisers of v",
-            predicted=diracs.max().item(),
-            measured=E(end).item(),
-            atol=1e-6,
-        ),
+        Source(f"{PAPER}: maximisers are Diracs at the maximisers of v")(
+            "ascent: its energy at the end is the largest of a Dirac, 1/(2 beta) + max v / 2"
+        ).equal(diracs.max().item(), E(end).item(), atol=1e-6),
     ]
 
 
@@ -246,15 +201,10 @@ def _erratum() -> Claim:
         gap = 0.5 / math.sqrt(beta) - of.observables.diameter(mu).item()
         return gap if second and still else -1.0
 
-    return Claim.erratum(
+    return Source(f"{PAPER}: a single cluster is excluded for every beta > 0")(
         "the largest beta at which two antipodal atoms, a second-order law, are a cluster of diameter "
-        "1/(2 sqrt(beta)) or less (printed: none are)",
-        f"{PAPER}: a single cluster is excluded for every beta > 0",
-        printed=0.0,
-        corrected=1 / (4 * math.pi**2),
-        measured=float(brentq(room, 1e-3, 1.0)),
-        rtol=1e-9,
-    )
+        "1/(2 sqrt(beta)) or less (printed: none are)"
+    ).erratum(printed=0.0, corrected=1 / (4 * math.pi**2), measured=float(brentq(room, 1e-3, 1.0)), rtol=1e-9)
 
 
 def _data(cells: list[Cell]) -> dict[str, Array]:

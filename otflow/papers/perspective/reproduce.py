@@ -35,27 +35,28 @@ from otflow.papers.perspective.runs import (
     phases,
     random_weights,
 )
-from otflow.reproduce.claim import Progress, Result
+from otflow.reproduce.claim import Result
+from otflow.reproduce.frame import Frame
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """All flows, all claims, all figures."""
     from otflow.papers.perspective import draw
     from otflow.papers.perspective.claims import all_claims
 
-    progress(0.0, "equal angles")
+    frame.stage(0.0, "equal angles")
     curves = {f"{kind}, beta = {b:g}": equal_angles(b, kind) for kind in KINDS for b in (1.0, 3.0)}
-    progress(0.05, "circle and sphere")
-    rings = {beta: on_the_circle(beta, 16 if quick else 64) for beta in CIRCLE}
+    frame.stage(0.05, "circle and sphere")
+    rings = {beta: on_the_circle(beta, 16 if frame.quick else 64) for beta in CIRCLE}
     globe = on_the_sphere()
-    progress(0.2, "random weights")
-    shares = random_weights(6 if quick else 24)
+    frame.stage(0.2, "random weights")
+    shares = random_weights(6 if frame.quick else 24)
     diagrams: Diagrams = {}
-    for share, name, diagram in phases(quick):
-        progress(0.3 + 0.55 * share, name)
+    for share, name, diagram in phases(frame.quick):
+        frame.stage(0.3 + 0.55 * share, name)
         diagrams[name] = diagram
-    progress(0.9, "claims")
-    claims = all_claims(curves, diagrams, rings, quick=quick)
+    frame.stage(0.9, "claims")
+    claims = all_claims(curves, diagrams, rings, quick=frame.quick)
     figures = {
         "phases": draw.phases(diagrams),
         "equal-angles": draw.equal_angles(curves),

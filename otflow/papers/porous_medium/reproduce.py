@@ -39,28 +39,29 @@ from otflow.papers.porous_medium.runs import (
     spread,
     two_bumps,
 )
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
+from otflow.reproduce.frame import Frame
 from otflow.reproduce.oracle import JKO98, l1, order
 
 BARENBLATT = "Barenblatt 1952; Vázquez 2007"
-OTTO = "Otto 2001; virial theorem of the scheme, see the text"
+OTTO = Source("Otto 2001; virial theorem of the scheme, see the text")
 SPANS = {2.0: (2e-4, 4.2e-3, 16), 4.0: (2e-6, 4.02e-4, 8)}  # first time, last time, number of steps
 ALLOWED = {2.0: 2e-3, 4.0: 1e-2}  # L1 to the scheme: an infinite slope at the front costs accuracy
 BUMP_TOL = 1e-2  # kinks where fronts meet are not smooth either
 BUMP_TAU, BUMP_STEPS = 2e-4, 9  # the walls are not reached
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """Two profiles, two bumps, and the line."""
-    cells = {2.0: 128 if quick else 256, 4.0: 128}
+    cells = {2.0: 128 if frame.quick else 256, 4.0: 128}
     profiles = {}
     for k, (m, n) in enumerate(cells.items()):
-        progress(0.3 * k, f"Barenblatt's profile, m = {m:g}, {n} x {n} cells")
+        frame.stage(0.3 * k, f"Barenblatt's profile, m = {m:g}, {n} x {n} cells")
         profiles[m] = spread(n, m, *SPANS[m])
-    progress(0.6, "two bumps")
+    frame.stage(0.6, "two bumps")
     bumps = descend(two_bumps(128), 2.0, 0.0, BUMP_TAU, BUMP_STEPS, BUMP_TOL)
-    progress(0.8, "the line")
-    line = {(m, name): on_line(m, name, 300 if quick else 500) for m in SPANS for name in STEPPERS}
+    frame.stage(0.8, "the line")
+    line = {(m, name): on_line(m, name, 300 if frame.quick else 500) for m in SPANS for name in STEPPERS}
     claims = [
         *(claim for found in profiles.values() for claim in _profile_claims(found)),
         *_bump_claims(bumps),
@@ -90,24 +91,15 @@ def _profile_claims(found: BarenblattRun) -> list[Claim]:
     energy = found.energy / exact_energy(R, m) - 1
     words = f"m = {m:g}, {len(x[0])} x {len(x[0])} cells"
     return [
-        Claim.at_most(
-            f"{words}: L1 distance to Barenblatt's profile in the exact scheme (largest of {len(R)} times)",
-            f"{BARENBLATT}; {JKO98}",
-            bound=ALLOWED[m],
-            measured=max(behind),
-        ),
-        Claim.at_most(
-            f"{words}: the front is where the exact scheme has it (largest difference, in cells)",
-            f"{BARENBLATT}; {JKO98}",
-            bound=1.5,
-            measured=float(off.max()),
-        ),
-        Claim.at_most(
-            f"{words}: the energy is that of the exact scheme (largest relative difference)",
-            f"{BARENBLATT}; {JKO98}",
-            bound=5e-3,
-            measured=float(np.abs(energy).max()),
-        ),
+        Source(f"{BARENBLATT}; {JKO98}")(
+            f"{words}: L1 distance to Barenblatt's profile in the exact scheme (largest of {len(R)} times)"
+        ).at_most(ALLOWED[m], max(behind)),
+        Source(f"{BARENBLATT}; {JKO98}")(
+            f"{words}: the front is where the exact scheme has it (largest difference, in cells)"
+        ).at_most(1.5, off.max()),
+        Source(f"{BARENBLATT}; {JKO98}")(
+            f"{words}: the energy is that of the exact scheme (largest relative difference)"
+        ).at_most(5e-3, np.abs(energy).max()),
     ]
 
 
@@ -120,23 +112,14 @@ def _bump_claims(found: BarenblattRun) -> list[Claim]:
     counts = [fronts(mu) for mu in (found.densities[0], found.densities[-1])]
     centres = [of.observables.mean(mu) for mu in (found.densities[0], found.densities[-1])]
     return [
-        Claim.at_most(
-            f"two bumps: each is alone in the {len(apart) - 1} steps before their fronts meet (largest L1)",
-            f"{BARENBLATT}; finite speed",
-            bound=4e-3,
-            measured=max(behind),
+        Source(f"{BARENBLATT}; finite speed")(
+            f"two bumps: each is alone in the {len(apart) - 1} steps before their fronts meet (largest L1)"
+        ).at_most(4e-3, max(behind)),
+        Source("finite speed")("two bumps: fronts at the start and at the end").equal(
+            "2, 1", ", ".join(map(str, counts))
         ),
-        Claim.equal(
-            "two bumps: fronts at the start and at the end",
-            "finite speed",
-            predicted="2, 1",
-            measured=", ".join(map(str, counts)),
-        ),
-        Claim.at_most(
-            "two bumps: the centre of mass stays (distance, in cells)",
-            "no force from outside",
-            bound=0.1,
-            measured=float((centres[1] - centres[0]).norm()) / found.densities[0].spacing[0],
+        Source("no force from outside")("two bumps: the centre of mass stays (distance, in cells)").at_most(
+            0.1, float((centres[1] - centres[0]).norm()) / found.densities[0].spacing[0]
         ),
     ]
 
@@ -149,26 +132,17 @@ def _certificates(runs: list[BarenblattRun]) -> list[Claim]:
     mass = max(abs(float(mu.density.sum()) * mu.cell - 1) for mu in every)
     steps = sum(len(found.cost) for found in runs)
     return [
-        Claim.at_most(
-            f"all {steps} steps: F(mu') + W2(mu', mu)^2 / (2 tau) <= F(mu) (largest excess)",
-            JKO98,
-            bound=0.0,
-            measured=max(float(found.energy_gap.max()) for found in runs),
+        JKO98(f"all {steps} steps: F(mu') + W2(mu', mu)^2 / (2 tau) <= F(mu) (largest excess)").at_most(
+            0.0, max(float(found.energy_gap.max()) for found in runs)
         ),
-        Claim.at_most(f"all {steps} steps: |mass - 1| (largest)", "conservation", bound=1e-10, measured=mass),
-        Claim.at_most(
-            "no density is negative (lowest, with the sign turned)",
-            "positivity",
-            bound=0.0,
-            measured=-min(float(mu.density.min()) for mu in every),
+        Source("conservation")(f"all {steps} steps: |mass - 1| (largest)").at_most(1e-10, mass),
+        Source("positivity")("no density is negative (lowest, with the sign turned)").at_most(
+            0.0, -min(float(mu.density.min()) for mu in every)
         ),
         *(
-            Claim.at_most(
-                f"m = {found.m:g}{word}: M2' - M2 + W2^2 = 2 d (m - 1) tau F(mu') (largest rel. difference)",
-                OTTO,
-                bound=2e-2,
-                measured=float(np.abs(found.virial).max()),
-            )
+            OTTO(
+                f"m = {found.m:g}{word}: M2' - M2 + W2^2 = 2 d (m - 1) tau F(mu') (largest rel. difference)"
+            ).at_most(2e-2, np.abs(found.virial).max())
             for found, word in zip(runs, ("", "", ", two bumps"), strict=True)
         ),
     ]
@@ -180,12 +154,8 @@ def _certificates(runs: list[BarenblattRun]) -> list[Claim]:
 def _line_claims(line: dict[tuple[float, str], dict[float, float]]) -> list[Claim]:
     expected = {"JKO": (1, 0.9, 1.05, JKO98), "extrapolated": (2, 1.8, 2.1, "Richardson's extrapolation")}
     return [
-        Claim.within(
-            f"m = {m:g}, on the line: {name} meets the equation with the order {expected[name][0]} in tau",
-            expected[name][3],
-            low=expected[name][1],
-            high=expected[name][2],
-            measured=order(errors),
-        )
+        Source(str(expected[name][3]))(
+            f"m = {m:g}, on the line: {name} meets the equation with the order {expected[name][0]} in tau"
+        ).within(expected[name][1], expected[name][2], order(errors))
         for (m, name), errors in line.items()
     ]

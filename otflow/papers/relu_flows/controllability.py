@@ -28,26 +28,29 @@ from otflow.papers.relu_flows.transports import (
     beyond,
     in_the_plane,
 )
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.fits import slope
+from otflow.reproduce.frame import Frame
 
-PAPER = "Alvarez-Lopez, Geshkovski, Ruiz-Balet 2025, arXiv 2412.19366"
-OURS = "otflow.papers.relu_flows"
+PAPER = Source("Alvarez-Lopez, Geshkovski, Ruiz-Balet 2025, arXiv 2412.19366")
+OURS = Source("otflow.papers.relu_flows")
 HEAVY = {"Cauchy": cauchy(), "t, 2 degrees": t(2), "t, 3 degrees": t(3), "mixture": MIXTURE}
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """All flows, all claims, all figures."""
     from otflow.papers.relu_flows import draw_controllability as draw
 
-    progress(0.0, "on the line")
+    frame.stage(0.0, "on the line")
     line = [rf.transport_1d(norm(), MIXTURE, K) for K in LINE]
-    progress(0.3, "in the plane")
-    plane = in_the_plane((9, 18, 36) if quick else (9, 18, 36, 72, 144), 2**16 if quick else 2**19)
-    progress(0.7, "tails")
+    frame.stage(0.3, "in the plane")
+    plane = in_the_plane(
+        (9, 18, 36) if frame.quick else (9, 18, 36, 72, 144), 2**16 if frame.quick else 2**19
+    )
+    frame.stage(0.7, "tails")
     heavy = {name: rf.transport_1d(norm(), law, 32) for name, law in HEAVY.items()}
     missing = {name: beyond(heavy[name], law) for name, law in HEAVY.items()}
-    progress(0.8, "claims")
+    frame.stage(0.8, "claims")
     claims = [*_line_claims(line), *_plane_claims(plane), *_tail_claims(heavy, missing)]
     figures = {
         "line": draw.line(line),
@@ -71,31 +74,15 @@ def _line_claims(line: list[rf.Transport]) -> list[Claim]:
     fine = [(K, r) for K, r in zip(LINE, line, strict=True) if K >= 16]
     K = [k for k, _ in fine]
     return [
-        Claim.equal(
-            "on the line: pieces for K = 128",
-            f"{OURS}.transport_1d: K + 2",
-            predicted=130,
-            measured=line[-1].pieces,
-        ),
-        Claim.equal(
-            "on the line: exponent of KL against K, from K = 16 on",
-            f"{PAPER}: KL by switches; exponent ours",
-            predicted=-2.0,
-            measured=slope(K, [r.kl for _, r in fine]),
-            atol=0.15,
-        ),
-        Claim.equal(
-            "on the line: exponent of total variation against K, from K = 16 on",
-            f"{OURS}.transport_1d",
-            predicted=-1.0,
-            measured=slope(K, [r.tv for _, r in fine]),
-            atol=0.15,
-        ),
-        Claim.at_most(
-            "on the line: 2 TV^2 over KL, largest (Pinsker's inequality)",
-            "Pinsker 1964",
-            bound=1.0,
-            measured=max(2 * r.tv**2 / r.kl for r in line),
+        Source(f"{OURS}.transport_1d: K + 2")("on the line: pieces for K = 128").equal(130, line[-1].pieces),
+        Source(f"{PAPER}: KL by switches; exponent ours")(
+            "on the line: exponent of KL against K, from K = 16 on"
+        ).equal(-2.0, slope(K, [r.kl for _, r in fine]), atol=0.15),
+        Source(f"{OURS}.transport_1d")(
+            "on the line: exponent of total variation against K, from K = 16 on"
+        ).equal(-1.0, slope(K, [r.tv for _, r in fine]), atol=0.15),
+        Source("Pinsker 1964")("on the line: 2 TV^2 over KL, largest (Pinsker's inequality)").at_most(
+            1.0, max(2 * r.tv**2 / r.kl for r in line)
         ),
     ]
 
@@ -103,19 +90,16 @@ def _line_claims(line: list[rf.Transport]) -> list[Claim]:
 def _plane_claims(plane: Plane) -> list[Claim]:
     K = plane.K
     return [
-        Claim.equal(
-            f"in the plane: pieces for K = {K[-1]}",
-            f"{OURS}.knothe_rosenblatt: 6 K - 3",
-            predicted=6 * K[-1] - 3,
-            measured=plane.plain[-1].pieces,
+        Source(f"{OURS}.knothe_rosenblatt: 6 K - 3")(f"in the plane: pieces for K = {K[-1]}").equal(
+            6 * K[-1] - 3, plane.plain[-1].pieces
         ),
         *(
-            Claim.equal(
-                f"in the plane: exponent of {what} against K{where}",
-                f"{PAPER}: KL by switches; exponent ours" if what == "KL" else f"{OURS}.knothe_rosenblatt",
-                predicted=predicted,
-                measured=slope(K, values),
-                atol=0.15,
+            Source(
+                str(
+                    f"{PAPER}: KL by switches; exponent ours" if what == "KL" else f"{OURS}.knothe_rosenblatt"
+                )
+            )(f"in the plane: exponent of {what} against K{where}").equal(
+                predicted, slope(K, values), atol=0.15
             )
             for what, where, predicted, values in (
                 ("KL", "", -2.0, [r.kl for r in plane.plain]),
@@ -123,23 +107,16 @@ def _plane_claims(plane: Plane) -> list[Claim]:
                 ("KL", ", medians off first", -2.0, [r.kl for r in plane.centred]),
             )
         ),
-        Claim.within(
-            "in the plane: KL as it is over KL with medians off first, K = 9",
-            f"{OURS}.knothe_rosenblatt",
-            low=40,
-            high=80,
-            measured=plane.plain[0].kl / plane.centred[0].kl,
-        ),
+        Source(f"{OURS}.knothe_rosenblatt")(
+            "in the plane: KL as it is over KL with medians off first, K = 9"
+        ).within(40, 80, plane.plain[0].kl / plane.centred[0].kl),
     ]
 
 
 def _tail_claims(heavy: dict[str, rf.Transport], missing: dict[str, Array]) -> list[Claim]:
     claims = [
-        Claim.equal(
-            f"{name}: KL(target | image of a Gaussian)",
-            f"{PAPER}: assumption on tails",
-            predicted=wanted,
-            measured="inf" if np.isinf(heavy[name].kl) else "finite",
+        Source(f"{PAPER}: assumption on tails")(f"{name}: KL(target | image of a Gaussian)").equal(
+            wanted, "inf" if np.isinf(heavy[name].kl) else "finite"
         )
         for name, wanted in (
             ("Cauchy", "inf"),
@@ -151,12 +128,8 @@ def _tail_claims(heavy: dict[str, rf.Transport], missing: dict[str, Array]) -> l
     small = LEVELS < 1e-6
     for name, p in (("Cauchy", -1.0), ("t, 2 degrees", 0.0), ("t, 3 degrees", 1 / 3)):
         claims.append(
-            Claim.equal(
-                f"{name}: exponent of u g(u) as u falls, 1 - 2 / degrees",
-                f"{OURS}.transport_1d",
-                predicted=p,
-                measured=slope(LEVELS[small], missing[name][small]),
-                atol=0.03,
+            Source(f"{OURS}.transport_1d")(f"{name}: exponent of u g(u) as u falls, 1 - 2 / degrees").equal(
+                p, slope(LEVELS[small], missing[name][small]), atol=0.03
             )
         )
     return claims

@@ -31,24 +31,25 @@ from otflow.papers.relu_flows.runs import (
     drawn,
     permutation,
 )
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.fits import slope
+from otflow.reproduce.frame import Frame
 
-PAPER = "Geshkovski, Ruiz-Balet 2026, arXiv 2602.08606"
-OURS = "otflow.papers.relu_flows"
+PAPER = Source("Geshkovski, Ruiz-Balet 2026, arXiv 2602.08606")
+OURS = Source("otflow.papers.relu_flows")
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """All flows, all claims, all figures."""
     from otflow.papers.relu_flows import draw
 
-    progress(0.0, "permutations")
-    permuted = [permutation(K, 100_000 if quick else 1_000_000) for K in CELLS]
-    progress(0.2, "polar maps")
-    polars = approximated((4, 8, 16) if quick else (4, 8, 16, 32))
-    progress(0.5, "neurons")
-    neurons = drawn((25, 100, 400) if quick else (50, 200, 800, 3200), 16)
-    progress(0.9, "claims")
+    frame.stage(0.0, "permutations")
+    permuted = [permutation(K, 100_000 if frame.quick else 1_000_000) for K in CELLS]
+    frame.stage(0.2, "polar maps")
+    polars = approximated((4, 8, 16) if frame.quick else (4, 8, 16, 32))
+    frame.stage(0.5, "neurons")
+    neurons = drawn((25, 100, 400) if frame.quick else (50, 200, 800, 3200), 16)
+    frame.stage(0.9, "claims")
     claims = [*_permutation_claims(permuted), *_polar_claims(polars), *_neuron_claims(neurons)]
     figures = {
         "permutation": draw.scrambled(),
@@ -69,58 +70,34 @@ def _permutation_claims(permuted: list[Permuted]) -> list[Claim]:
     claims = []
     for p in permuted:
         claims += [
-            Claim.equal(
-                f"{p.K} x {p.K} cells: pieces of the permutation, 6 K^2 + 4 K - 7",
-                f"{OURS}.permutation",
-                predicted=6 * p.K**2 + 4 * p.K - 7,
-                measured=p.pieces,
-            ),
-            Claim.at_most(
-                f"{p.K} x {p.K} cells: share of points that do not go where the permutation says",
-                f"{PAPER}: permutations by shears; strips of measure 4 (K - 1) delta",
-                bound=4 * (p.K - 1) * DELTA,
-                measured=p.wrong,
-                slack=0.5,
-            ),
+            Source(f"{OURS}.permutation")(
+                f"{p.K} x {p.K} cells: pieces of the permutation, 6 K^2 + 4 K - 7"
+            ).equal(6 * p.K**2 + 4 * p.K - 7, p.pieces),
+            Source(f"{PAPER}: permutations by shears; strips of measure 4 (K - 1) delta")(
+                f"{p.K} x {p.K} cells: share of points that do not go where the permutation says"
+            ).at_most(4 * (p.K - 1) * DELTA, p.wrong, slack=0.5),
         ]
     return [
         *claims,
-        Claim.equal(
-            "permutations keep volume: largest |log det|",
-            f"{PAPER}: permutations by shears",
-            predicted=0.0,
-            measured=max(p.log_det for p in permuted),
+        Source(f"{PAPER}: permutations by shears")("permutations keep volume: largest |log det|").equal(
+            0.0, max(p.log_det for p in permuted)
         ),
-        Claim.at_most(
-            "permutations: forward, then inverse, off strips (largest error)",
-            f"{OURS}.PiecewiseFlow",
-            bound=1e-13,
-            measured=max(p.back for p in permuted),
-        ),
+        Source(f"{OURS}.PiecewiseFlow")(
+            "permutations: forward, then inverse, off strips (largest error)"
+        ).at_most(1e-13, max(p.back for p in permuted)),
     ]
 
 
 def _polar_claims(polars: Polars) -> list[Claim]:
     return [
-        Claim.equal(
-            "a swirl with a stretch: exponent of the L2 error against the cells along a side",
-            f"{PAPER}: switches scale at best like eps^-d",
-            predicted=-1.0,
-            measured=slope(polars.K, polars.l2),
-            atol=0.15,
-        ),
-        Claim.equal(
-            "the images of the uniform law: exponent of total variation",
-            f"{PAPER}: convergence of laws in total variation",
-            predicted=-1.0,
-            measured=slope(polars.K, polars.tv),
-            atol=0.25,
-        ),
-        Claim.at_most(
-            "share of points whose log det is not that of their cell",
-            f"{OURS}.polar",
-            bound=1e-4,
-            measured=1 - polars.same,
+        Source(f"{PAPER}: switches scale at best like eps^-d")(
+            "a swirl with a stretch: exponent of the L2 error against the cells along a side"
+        ).equal(-1.0, slope(polars.K, polars.l2), atol=0.15),
+        Source(f"{PAPER}: convergence of laws in total variation")(
+            "the images of the uniform law: exponent of total variation"
+        ).equal(-1.0, slope(polars.K, polars.tv), atol=0.25),
+        Source(f"{OURS}.polar")("share of points whose log det is not that of their cell").at_most(
+            1e-4, 1 - polars.same
         ),
     ]
 
@@ -129,26 +106,15 @@ def _neuron_claims(neurons: Neurons) -> list[Claim]:
     constants = [errors[-1] * math.sqrt(neurons.M[-1]) for errors in neurons.maurey.values()]
     return [
         *(
-            Claim.equal(
-                f"neurons at random in dimension {d}: exponent of the error against pieces",
-                f"{PAPER}: eps^-2 switches by Maurey's argument",
-                predicted=-0.5,
-                measured=slope(neurons.M, errors),
-                atol=0.1,
-            )
+            Source(f"{PAPER}: eps^-2 switches by Maurey's argument")(
+                f"neurons at random in dimension {d}: exponent of the error against pieces"
+            ).equal(-0.5, slope(neurons.M, errors), atol=0.1)
             for d, errors in neurons.maurey.items()
         ),
-        Claim.at_most(
-            f"error times M^(1/2): largest over smallest of the dimensions {', '.join(map(str, DIMENSIONS))}",
-            f"{PAPER}: no curse of dimension",
-            bound=2.0,
-            measured=max(constants) / min(constants),
-        ),
-        Claim.equal(
-            "neurons in turn: exponent of the error against sweeps",
-            f"{OURS}.lie_trotter",
-            predicted=-1.0,
-            measured=slope(neurons.sweeps, neurons.trotter),
-            atol=0.1,
+        Source(f"{PAPER}: no curse of dimension")(
+            f"error times M^(1/2): largest over smallest of the dimensions {', '.join(map(str, DIMENSIONS))}"
+        ).at_most(2.0, max(constants) / min(constants)),
+        Source(f"{OURS}.lie_trotter")("neurons in turn: exponent of the error against sweeps").equal(
+            -1.0, slope(neurons.sweeps, neurons.trotter), atol=0.1
         ),
     ]

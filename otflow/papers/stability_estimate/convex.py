@@ -40,13 +40,13 @@ from otflow.closed_forms import (
     softmax_path_sensitivity,
     softmax_sensitivity,
 )
-from otflow.reproduce.claim import Claim
+from otflow.reproduce.claim import Claim, Source
 from otflow.reproduce.fits import slope
 from otflow.stability.coupled import coupled
 
-AGS = "Ambrosio, Gigli, Savaré 2008, Theorem 11.2.1"
-PROX = "the step is a proximal map, see the text"
-CASTIN = "Castin et al. 2025, arXiv 2501.18322, section 4; derivative of the closed form"
+AGS = Source("Ambrosio, Gigli, Savaré 2008, Theorem 11.2.1")
+PROX = Source("the step is a proximal map, see the text")
+CASTIN = Source("Castin et al. 2025, arXiv 2501.18322, section 4; derivative of the closed form")
 LAM, END = 0.5, 3.0  # of the contraction of Gaussians
 TAUS = (1.0, 0.5, 0.25)
 TURN = np.array([[0.8, -0.6], [0.6, 0.8]])
@@ -183,16 +183,19 @@ def _gaussian_claims(c: Contraction) -> list[Claim]:
     exact = {tau: float(np.abs(c.shift[tau] / bound(tau, t) - 1).max()) for tau, t in c.t.items()}
     word = "Fokker-Planck equation, Gaussians of the plane"
     return [
-        Claim.at_most(f"{word}: exp(lambda t) W2(mu_t, nu_t) / W2(mu_0, nu_0) (largest)",
-                      AGS, bound=1.0, measured=excess[0.0], slack=1e-7),
-        Claim.at_most(f"{word}: (1 + lambda tau)^k W2(mu_k, nu_k) / W2(mu_0, nu_0) for JKO (largest)",
-                      "Lipschitz constant of the closed form, see the text", bound=1.0,
-                      measured=max(excess[tau] for tau in TAUS), slack=1e-9),
-        Claim.at_most(f"{word}: equality for shifts along the weakest direction, JKO (largest defect)",
-                      "means of Gaussians", bound=1e-9, measured=max(exact[tau] for tau in TAUS)),
-        Claim.at_most(f"{word}: equality for shifts along the weakest direction, flow (largest defect)",
-                      "means of Gaussians", bound=1e-6, measured=exact[0.0]),
-    ]  # fmt: skip
+        AGS(f"{word}: exp(lambda t) W2(mu_t, nu_t) / W2(mu_0, nu_0) (largest)").at_most(
+            1.0, excess[0.0], slack=1e-7
+        ),
+        Source("Lipschitz constant of the closed form, see the text")(
+            f"{word}: (1 + lambda tau)^k W2(mu_k, nu_k) / W2(mu_0, nu_0) for JKO (largest)"
+        ).at_most(1.0, max(excess[tau] for tau in TAUS), slack=1e-9),
+        Source("means of Gaussians")(
+            f"{word}: equality for shifts along the weakest direction, JKO (largest defect)"
+        ).at_most(1e-9, max(exact[tau] for tau in TAUS)),
+        Source("means of Gaussians")(
+            f"{word}: equality for shifts along the weakest direction, flow (largest defect)"
+        ).at_most(1e-6, exact[0.0]),
+    ]
 
 
 def _bowl(x: Tensor) -> Tensor:
@@ -220,17 +223,27 @@ def _cloud_claims() -> list[Claim]:
     mu, nu = of.Particles(x - x.mean(0)), of.Particles(y - w @ y, w)
     cases = {
         "bowl |x|^4/4 + 0.15 |x|^2 and attraction, lambda = 0.3": (
-            of.Potential(_bowl) + of.Interaction(_far_pull), 0.3, (0.1, 1.0)),
+            of.Potential(_bowl) + of.Interaction(_far_pull),
+            0.3,
+            (0.1, 1.0),
+        ),
         "quadratic attraction with equal means, lambda = 0.6": (
-            of.QuadraticInteraction(_turned(0.6, 2.0)), 0.6, (0.1, 2.0)),
+            of.QuadraticInteraction(_turned(0.6, 2.0)),
+            0.6,
+            (0.1, 2.0),
+        ),
         "quadratic repulsion with equal means, lambda = -0.5": (
-            of.QuadraticInteraction(_turned(-0.5, -0.2)), -0.5, (0.1, 1.0)),
-    }  # fmt: skip
+            of.QuadraticInteraction(_turned(-0.5, -0.2)),
+            -0.5,
+            (0.1, 1.0),
+        ),
+    }
     return [
-        Claim.at_most(f"clouds, {name}: (1 + lambda tau)^k W2(mu_k, nu_k) / W2(mu_0, nu_0) (largest)",
-                      PROX, bound=1.0, measured=_worst(mu, nu, *case), slack=1e-9)
+        PROX(f"clouds, {name}: (1 + lambda tau)^k W2(mu_k, nu_k) / W2(mu_0, nu_0) (largest)").at_most(
+            1.0, _worst(mu, nu, *case), slack=1e-9
+        )
         for name, case in cases.items()
-    ]  # fmt: skip
+    ]
 
 
 def _line_claims(n: int) -> list[Claim]:
@@ -241,10 +254,11 @@ def _line_claims(n: int) -> list[Claim]:
     well = of.QuadraticPotential([[0.7]])
     cases = {"entropy": of.Entropy(), "porous medium, m = 2,": of.PorousMedium(2.0)}
     return [
-        Claim.at_most(f"densities on the line, {name} and a well, lambda = 0.7: the same for JKO (largest)",
-                      PROX, bound=1.0, measured=_worst(mu, nu, energy + well, 0.7, (0.1, 1.0)), slack=1e-8)
+        PROX(f"densities on the line, {name} and a well, lambda = 0.7: the same for JKO (largest)").at_most(
+            1.0, _worst(mu, nu, energy + well, 0.7, (0.1, 1.0)), slack=1e-8
+        )
         for name, energy in cases.items()
-    ]  # fmt: skip
+    ]
 
 
 # --- sensitivity ---------------------------------------------------------------------------------------
@@ -310,18 +324,25 @@ def _blow_up_claims(p: Parting) -> list[Claim]:
     defects = {name: float(np.abs(y / p.exact[name] - 1).max()) for name, y in p.observed.items()}
     factor, last = float(softmax_blow_up_sensitivity(S0, A)), float(p.left[-1])
     return [
-        Claim.equal("softmax, line: deviations part like (1 - t/t*)^-1.5 (slope)",
-                    CASTIN, predicted=-1.5, measured=slope(p.left, p.observed["softmax"]), atol=1e-4),
-        Claim.equal("softmax, line: means part like exp(v t) (1 - t/t*)^-0.5 (slope without the exponential)",
-                    CASTIN, predicted=-0.5,
-                    measured=slope(p.left, p.observed["mean"] * np.exp(p.left - 1)), atol=1e-4),
-        *(Claim.at_most(f"{name}, line: nearby Gaussians part by the derivative (largest relative defect)",
-                        CASTIN, bound=1e-4, measured=defects[name]) for name in FIELDS),
-        Claim.at_most("softmax, plane: u e^T + e u^T is not amplified beyond the norm (largest ratio to it)",
-                      CASTIN, bound=1.0, measured=float((p.plane / p.plane_exact).max()), slack=1e-4),
-        Claim.equal("softmax, plane: |S0^(1/2) w| |S0^(-1/2) w| before (1 - t/t*)^-1.5, at the last time",
-                    CASTIN, predicted=factor, measured=float(p.plane[-1] * last**1.5), rtol=4 * last),
-    ]  # fmt: skip
+        CASTIN("softmax, line: deviations part like (1 - t/t*)^-1.5 (slope)").equal(
+            -1.5, slope(p.left, p.observed["softmax"]), atol=1e-4
+        ),
+        CASTIN(
+            "softmax, line: means part like exp(v t) (1 - t/t*)^-0.5 (slope without the exponential)"
+        ).equal(-0.5, slope(p.left, p.observed["mean"] * np.exp(p.left - 1)), atol=1e-4),
+        *(
+            CASTIN(
+                f"{name}, line: nearby Gaussians part by the derivative (largest relative defect)"
+            ).at_most(1e-4, defects[name])
+            for name in FIELDS
+        ),
+        CASTIN(
+            "softmax, plane: u e^T + e u^T is not amplified beyond the norm (largest ratio to it)"
+        ).at_most(1.0, (p.plane / p.plane_exact).max(), slack=1e-4),
+        CASTIN("softmax, plane: |S0^(1/2) w| |S0^(-1/2) w| before (1 - t/t*)^-1.5, at the last time").equal(
+            factor, p.plane[-1] * last**1.5, rtol=4 * last
+        ),
+    ]
 
 
 def _uniform_claims() -> list[Claim]:
@@ -335,12 +356,13 @@ def _uniform_claims() -> list[Claim]:
     l2 = l2_sensitivity(s0, 0.5, 0.5, 1.0, t).max().log() / t
     sinkhorn = sinkhorn_sensitivity(s0, 0.5, 1.0, t).max().log() / t
     return [
-        Claim.equal("softmax, line, t = 1/2: no constant for all Gaussians, ratios such as 1000^1.5 occur",
-                    CASTIN, predicted=1000**1.5, measured=float(seen.final), rtol=1e-4),
-        Claim.within("L2, line, t = 1/2: log of the largest derivative over all Gaussians, over t",
-                     f"{CASTIN}: at most 9 v q / (8 k)", low=0.9 * L2_RATE, high=L2_RATE,
-                     measured=float(l2)),
-        Claim.within("Sinkhorn, line, t = 1/2: log of the largest derivative over all Gaussians, over t",
-                     f"{CASTIN}: at most 1.17996 v / eps", low=0.9 * SINKHORN_RATE, high=SINKHORN_RATE,
-                     measured=float(sinkhorn)),
-    ]  # fmt: skip
+        CASTIN("softmax, line, t = 1/2: no constant for all Gaussians, ratios such as 1000^1.5 occur").equal(
+            1000**1.5, seen.final, rtol=1e-4
+        ),
+        Source(f"{CASTIN}: at most 9 v q / (8 k)")(
+            "L2, line, t = 1/2: log of the largest derivative over all Gaussians, over t"
+        ).within(0.9 * L2_RATE, L2_RATE, l2),
+        Source(f"{CASTIN}: at most 1.17996 v / eps")(
+            "Sinkhorn, line, t = 1/2: log of the largest derivative over all Gaussians, over t"
+        ).within(0.9 * SINKHORN_RATE, SINKHORN_RATE, sinkhorn),
+    ]

@@ -35,23 +35,24 @@ from torch import Tensor
 import otflow as of
 from otflow.papers.stability_estimate import convex, draw, draw_convex
 from otflow.papers.stability_estimate.random_fields import FIELDS, cloud
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
+from otflow.reproduce.frame import Frame
 
-PAPER = "Castin et al. 2025, Theorem 3.1"
+PAPER = Source("Castin et al. 2025, Theorem 3.1")
 T = 1.0
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """One ladder to look at and many to count, for each kind of attention."""
     shown, claims = {}, [_overflow()]
     for k, name in enumerate(FIELDS):
-        progress(k / (len(FIELDS) + 1), f"ladder of {name} attention")
-        shown[name] = _ladder(name, (), n=12, seed=17, steps=20 if quick else 60)
-        many = _ladder(name, (20 if quick else 500,), n=5, seed=2, steps=20)
+        frame.stage(k / (len(FIELDS) + 1), f"ladder of {name} attention")
+        shown[name] = _ladder(name, (), n=12, seed=17, steps=20 if frame.quick else 60)
+        many = _ladder(name, (20 if frame.quick else 500,), n=5, seed=2, steps=20)
         claims += _claims(name, many)
-    progress(len(FIELDS) / (len(FIELDS) + 1), "convex flows and Gaussians")
-    claims += convex.claims(quick)
-    parts = convex.measured(quick)
+    frame.stage(len(FIELDS) / (len(FIELDS) + 1), "convex flows and Gaussians")
+    claims += convex.claims(frame.quick)
+    parts = convex.measured(frame.quick)
     figures = {
         "ladders": draw.ladders(shown),
         "convex-and-gaussian": draw_convex.draw(parts),
@@ -72,7 +73,7 @@ def _ladder(name: str, batch: tuple[int, ...], *, n: int, seed: int, steps: int)
 
 def _claims(name: str, found: of.Ladder) -> list[Claim]:
     observed, worst, after, before = found.rungs.values()
-    many, source = len(worst), "masked: Theorem 3.4" if "masked" in name else PAPER
+    many, source = len(worst), Source("masked: Theorem 3.4") if "masked" in name else PAPER
     reached = (found.adversary.ratio >= 0.9 * found.adversary.linearised).double().mean()
     excess = torch.where(before.isfinite(), (after - before) / before.abs().clamp(min=1), -1.0)
     return [
@@ -80,24 +81,17 @@ def _claims(name: str, found: of.Ladder) -> list[Claim]:
         _below(
             f"{name}: adversary / a-posteriori bound, largest of {many} configurations", worst - after, source
         ),
-        Claim.at_most(
-            f"{name}: log C a posteriori less log C a priori, relative, largest of {many}",
-            source,
-            bound=1e-9,
-            measured=float(excess.max()),
+        source(f"{name}: log C a posteriori less log C a priori, relative, largest of {many}").at_most(
+            1e-9, excess.max()
         ),
-        Claim.within(
-            f"{name}: share of configurations in which the adversary reaches 90 % of the linearised constant",
-            "leading singular value of the derivative of the flow",
-            low=0.95,
-            high=1.0,
-            measured=float(reached),
-        ),
+        Source("leading singular value of the derivative of the flow")(
+            f"{name}: share of configurations in which the adversary reaches 90 % of the linearised constant"
+        ).within(0.95, 1.0, reached),
     ]
 
 
-def _below(statement: str, log: Tensor, source: str) -> Claim:
-    return Claim.at_most(statement, source, bound=1.0, measured=math.exp(float(log.max())), slack=1e-9)
+def _below(statement: str, log: Tensor, source: Source) -> Claim:
+    return source(statement).at_most(1.0, math.exp(float(log.max())), slack=1e-9)
 
 
 class _Printed(NamedTuple):
@@ -118,10 +112,6 @@ def _overflow() -> Claim:
     )
     low, high = m.R0**2, m.R0**2 * math.exp(2 * m.v * T)
     exact = [(m.a * z + float(expi(2 * m.a * z)) + math.exp(2 * m.a * z)) / 2 for z in (low, high)]
-    return Claim.equal(
-        "softmax, R0 = 1, |V| = 1.1, |A| = 1, t = 1: log C, while C overflows",
-        PAPER,
-        predicted=exact[1] - exact[0],
-        measured=float(of.stability.a_priori(field, m.R0, t1=T).log_C[-1]),
-        rtol=1e-8,
+    return PAPER("softmax, R0 = 1, |V| = 1.1, |A| = 1, t = 1: log C, while C overflows").equal(
+        exact[1] - exact[0], of.stability.a_priori(field, m.R0, t1=T).log_C[-1], rtol=1e-8
     )

@@ -54,34 +54,39 @@ from otflow.papers.unified.parameters import (
     residual,
 )
 from otflow.papers.unified.runs import reference
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
+from otflow.reproduce.frame import Frame
 from otflow.reproduce.quadrature import nodes, normalised, power, scaled
 
-POSTER = f"poster of {PAPER}"
-SCRIPTS = f"released scripts of {PAPER}"
-BOOK = "Peyré, Optimal Transport for Machine Learners, catalogue of covariance flows"
+POSTER = Source(f"poster of {PAPER}")
+SCRIPTS = Source(f"released scripts of {PAPER}")
+BOOK = Source("Peyré, Optimal Transport for Machine Learners, catalogue of covariance flows")
 Q = np.array([[0.9, -0.5], [0.2, 0.7]])
 K = np.array([[0.6, 0.4], [-0.7, 0.8]])
 A = K.T @ Q
 Array = np.ndarray
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """All measurements, all claims, all figures."""
-    order = 12 if quick else 28
-    progress(0.0, "formulas, by quadrature")
+    order = 12 if frame.quick else 28
+    frame.stage(0.0, "formulas, by quadrature")
     claims = [*_sinkhorn_claims(order), _pinv_claim(order), *_debiased_claims(order), *_card_claims(order)]
-    progress(0.3, "L2 attention that explodes")
+    frame.stage(0.3, "L2 attention that explodes")
     claims += _l2_claims(order)
-    progress(0.4, "pictures")
-    claims += [*_picture_claims(quick=quick), *_threshold_claims(quick=quick), _dropped_claim(quick=quick)]
-    progress(0.7, "coarse steps")
-    coarse = {d: _coarse(histograms()["3", 2, d]) for d in (DIMENSIONS[:1] if quick else DIMENSIONS)}
+    frame.stage(0.4, "pictures")
+    claims += [
+        *_picture_claims(quick=frame.quick),
+        *_threshold_claims(quick=frame.quick),
+        _dropped_claim(quick=frame.quick),
+    ]
+    frame.stage(0.7, "coarse steps")
+    coarse = {d: _coarse(histograms()["3", 2, d]) for d in (DIMENSIONS[:1] if frame.quick else DIMENSIONS)}
     claims += [claim for d, found in coarse.items() for claim in _coarse_claims(d, found)]
-    progress(0.9, "figures")
+    frame.stage(0.9, "figures")
     figures = {
         "formulas": draw.formulas(order),
-        "ranks": draw.ranks(8 if quick else 100),
+        "ranks": draw.ranks(8 if frame.quick else 100),
         "steps": draw.steps(),
     }
     return Result(claims, figures, _data(coarse))
@@ -100,18 +105,16 @@ def _sinkhorn_claims(order: int) -> list[Claim]:
     distance = np.square((x @ Q.T)[:, None] - x @ K.T).sum(-1)
     once, twice = (power(scaled(score, w, w), x, x @ V.T) for score in (x @ A.T @ x.T, -distance))
     return [
-        Claim.erratum(
-            "Sinkhorn, kernel exp(Ax.y): d/dt tr S; printed: V X S^-1 A^-T S, true: V X A^-T",
-            POSTER,
+        POSTER("Sinkhorn, kernel exp(Ax.y): d/dt tr S; printed: V X S^-1 A^-T S, true: V X A^-T").erratum(
             printed=_trace(closed_forms.sinkhorn_poster_rate(S, A, V)),
             corrected=_trace(closed_forms.sinkhorn_rate_inverse_right(S, A, V)),
             measured=once,
             rtol=1e-5,
         ),
-        Claim.erratum(
+        POSTER(
             "Sinkhorn, kernel exp(-|Qx - Ky|^2): d/dt tr S; printed constants 1/2 and 4 (with the order "
-            "mended), true: 1/4 and 16",
-            POSTER,
+            "mended), true: 1/4 and 16"
+        ).erratum(
             printed=_trace(closed_forms.sinkhorn_rate_inverse_right(S, A, V)),
             corrected=_trace(closed_forms.sinkhorn_rate_inverse_right(S, A, V, eps=0.5)) / 2,
             measured=twice,
@@ -130,9 +133,9 @@ def _pinv_rate(a: Array) -> float:
 def _pinv_claim(order: int) -> Claim:
     a = np.outer([1.0, -0.5], [0.6, 0.9])
     x, w = nodes(S, order)
-    return Claim.erratum(
-        "Sinkhorn, A of rank one: d/dt tr S; the scripts invert A by pinv, which is wrong for singular A",
-        SCRIPTS,
+    return SCRIPTS(
+        "Sinkhorn, A of rank one: d/dt tr S; the scripts invert A by pinv, which is wrong for singular A"
+    ).erratum(
         printed=_pinv_rate(a),
         corrected=_trace(closed_forms.sinkhorn_rate(S, a, V)),
         measured=power(scaled(x @ a.T @ x.T, w, w), x, x @ V.T),
@@ -142,9 +145,7 @@ def _pinv_claim(order: int) -> Claim:
 
 def _debiased_claims(order: int) -> list[Claim]:
     return [
-        Claim.erratum(
-            f"debiased Sinkhorn divergence to N(0, 1), eps = 2: dC/dt at C = {c:g}" + words,
-            BOOK,
+        BOOK(f"debiased Sinkhorn divergence to N(0, 1), eps = 2: dC/dt at C = {c:g}" + words).erratum(
             printed=float(closed_forms.debiased_rate_erratum([[c]], 2.0)),
             corrected=float(closed_forms.debiased_rate([[c]], 2.0)),
             measured=draw.debiased(c, order),
@@ -161,23 +162,17 @@ def _card_claims(order: int) -> list[Claim]:
     rows = normalised((x + m) @ A.T @ (x + m).T, w)
     drift = np.asarray(rows.sum(0) @ (x + m) @ V.T)
     exact, mean = closed_forms.softmax_rate(S, A, V), V @ (np.eye(2) + S @ A) @ m
-    source = "a summary of the paper in circulation ('paper card')"
+    source = Source("a summary of the paper in circulation ('paper card')")
     return [
-        Claim.erratum(
-            "softmax: d/dt tr S; printed with V S + S V^T added, which belongs to the mean only",
-            source,
+        source("softmax: d/dt tr S; printed with V S + S V^T added, which belongs to the mean only").erratum(
             printed=_trace(exact) + 2 * _trace(V @ S),
             corrected=_trace(exact),
             measured=power(rows, x, (x + m) @ V.T),
             rtol=1e-5,
         ),
-        Claim.equal(
-            "softmax: the first entry of dm/dt = V (I + S A) m, which does have the term V m",
-            f"{PAPER}, Prop. 4.2",
-            predicted=float(mean[0]),
-            measured=float(drift[0]),
-            rtol=1e-5,
-        ),
+        PAPER.at("Prop. 4.2")(
+            "softmax: the first entry of dm/dt = V (I + S A) m, which does have the term V m"
+        ).equal(mean[0], drift[0], rtol=1e-5),
     ]
 
 
@@ -193,27 +188,20 @@ def _l2_claims(order: int) -> list[Claim]:
     end = of.flow(mu, of.L2Attention(Q, K, V), of.Dopri5(), t1=t1, save_at=[0.0]).final
     bound = float(closed_forms.l2_trace_bound(S, Q, K, V, t1))
     return [
-        Claim.erratum(
-            "L2, K = e1^T, Q = e2^T, V = e2 e2^T: time of the blow-up; printed: always global existence",
-            POSTER,
+        POSTER(
+            "L2, K = e1^T, Q = e2^T, V = e2 e2^T: time of the blow-up; printed: always global existence"
+        ).erratum(
             printed=math.inf,
             corrected=float(example.blow_up_time(START)),
             measured=float(draw.explosion(10.0, [0.0]).blow_up_time),
             rtol=1e-5,
         ),
-        Claim.equal(
-            "the same flow at half that time: d/dt tr S = 2 * 4 * 2/3, by quadrature of the attention itself",
-            "closed form of S(t)",
-            predicted=16 / 3,
-            measured=power(rows, x, x @ v.T),
-            rtol=1e-5,
-        ),
-        Claim.at_most(
-            "L2, injective K: tr S(2) / (exp(4 |V K^-1| |Q|) tr S(0)), so global existence is true there",
-            POSTER,
-            bound=1.0,
-            measured=_trace(of.observables.covariance(end)) / bound,
-        ),
+        Source("closed form of S(t)")(
+            "the same flow at half that time: d/dt tr S = 2 * 4 * 2/3, by quadrature of the attention itself"
+        ).equal(16 / 3, power(rows, x, x @ v.T), rtol=1e-5),
+        POSTER(
+            "L2, injective K: tr S(2) / (exp(4 |V K^-1| |Q|) tr S(0)), so global existence is true there"
+        ).at_most(1.0, _trace(of.observables.covariance(end)) / bound),
     ]
 
 
@@ -247,19 +235,16 @@ def _picture_claims(*, quick: bool) -> list[Claim]:
     one = of.flow(heads.gaussians(), multihead(heads, 1), of.Dopri5(), t1=20.0, save_at=[0.0], stop=_huge)
     two = of.flow(heads.gaussians(), heads.field(), of.Dopri5(), t1=20.0, save_at=[0.0], stop=_huge)
     return [
-        Claim.erratum(
+        SCRIPTS.at("trad_mixed_3d")(
             "Fig. 1d, captioned softmax, shows the L2 run that overwrote it: mean trace of the limits from "
-            f"{len(limit.rank)} of its starts; both values by scipy's DOP853 on the covariances",
-            f"{SCRIPTS}, trad_mixed_3d",
-            printed=drawn[1],
-            corrected=drawn[0],
-            measured=float(_traces(limit.measure.cov).mean()),
-            rtol=1e-3,
+            f"{len(limit.rank)} of its starts; both values by scipy's DOP853 on the covariances"
+        ).erratum(
+            printed=drawn[1], corrected=drawn[0], measured=float(_traces(limit.measure.cov).mean()), rtol=1e-3
         ),
-        Claim.erratum(
+        SCRIPTS.at("MH_both")(
             f"appendix, two heads: starts out of {len(heads.covariances)} whose trace passes 1000 before "
-            "t = 20; the script has one head, which is softmax",
-            f"{SCRIPTS}, MH_both",
+            "t = 20; the script has one head, which is softmax"
+        ).erratum(
             printed=float(_ended(one).sum()),
             corrected=float(_march(heads, lie, **options).diverged.sum()),
             measured=float(_ended(two).sum()),
@@ -283,10 +268,10 @@ def _threshold_claims(*, quick: bool) -> list[Claim]:
         exact = closed_forms.softmax_limit(panel.covariances, panel.A)
         limit = of.limit(panel.field(), panel.gaussians(), on_failure="return")
         claims.append(
-            Claim.erratum(
+            SCRIPTS.at("histograms_trad")(
                 f"Fig. 3, V = I, d = {d}: limits out of {len(panel.Q)} with a rank below {half}; counting "
-                "eigenvalues > 0.1 reports many, though all have this rank",
-                f"{SCRIPTS}, histograms_trad",
+                "eigenvalues > 0.1 reports many, though all have this rank"
+            ).erratum(
                 printed=float(((torch.linalg.eigvalsh(exact) > LEVEL).sum(-1) < half).sum()),
                 corrected=float((closed_forms.softmax_limit_rank(panel.covariances, panel.A) < half).sum()),
                 measured=float((limit.rank < half).sum()),
@@ -300,10 +285,10 @@ def _dropped_claim(*, quick: bool) -> Claim:
     panel = _thinned(panels()["1c"], 20 if quick else 1)
     limit = of.limit(panel.field(), panel.gaussians(), on_failure="return")
     seen = (torch.linalg.eigvalsh(limit.measure.cov) > LEVEL).sum(-1)
-    return Claim.erratum(
+    return SCRIPTS.at("histograms_trad")(
         f"histograms leave out ranks above ceil(d/2): limits that they would count of {len(seen)} of Fig. 1c "
-        "(two heads, d = 2), all of rank 2",
-        f"{SCRIPTS}, histograms_trad",
+        "(two heads, d = 2), all of rank 2"
+    ).erratum(
         printed=float((seen <= 1).sum()),
         corrected=float(len(panel.covariances)),
         measured=float((limit.rank == 2).sum()),
@@ -335,36 +320,22 @@ def _coarse(panel: Panel) -> Coarse:
 
 
 def _coarse_claims(d: int, found: Coarse) -> list[Claim]:
-    source = f"{SCRIPTS}, histograms_trad, row 2; tr(V^-1 S) falls"
+    source = SCRIPTS.at("histograms_trad, row 2; tr(V^-1 S) falls")
     lost = [int(outcome.diverged.sum()) for outcome in (found.euler, found.lie, found.residual)]
     return [
-        Claim.erratum(
+        source(
             f"V > 0, d = {d}: flows out of 100 whose trace passes 1000 (largest: "
-            f"{float(found.peak.max()):.3g}); coarse Euler steps do",
-            source,
-            printed=float(lost[0]),
-            corrected=0.0,
-            measured=float((found.peak > 1e3).sum()),
+            f"{float(found.peak.max()):.3g}); coarse Euler steps do"
+        ).erratum(printed=float(lost[0]), corrected=0.0, measured=float((found.peak > 1e3).sum())),
+        source(f"V > 0, d = {d}: tr(V^-1 S) never grows (largest ratio of successive values)").at_most(
+            1.0, found.growth, slack=1e-8
         ),
-        Claim.at_most(
-            f"V > 0, d = {d}: tr(V^-1 S) never grows (largest ratio of successive values)",
-            source,
-            bound=1.0,
-            measured=found.growth,
-            slack=1e-8,
-        ),
-        Claim.at_most(
-            f"V > 0, d = {d}: Lie steps of the same length that diverge, against {lost[0]} Euler steps",
-            source,
-            bound=float(lost[0]) / 4,
-            measured=float(lost[1]),
-        ),
-        Claim.at_most(
-            f"V > 0, d = {d}: Lie steps that diverge, against {lost[2]} residual layers of the same length",
-            source,
-            bound=float(lost[2]) / 4,
-            measured=float(lost[1]),
-        ),
+        source(
+            f"V > 0, d = {d}: Lie steps of the same length that diverge, against {lost[0]} Euler steps"
+        ).at_most(float(lost[0]) / 4, lost[1]),
+        source(
+            f"V > 0, d = {d}: Lie steps that diverge, against {lost[2]} residual layers of the same length"
+        ).at_most(float(lost[2]) / 4, lost[1]),
     ]
 
 

@@ -38,29 +38,32 @@ from otflow.papers.unified.runs import (
     profile,
     scores,
 )
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
+from otflow.reproduce.frame import Frame
 
 FIGURE = f"{PAPER}, Fig. 1"
 LAST = 1e6  # the time until which what falls like 1/t is followed
 CALM = 1e-10  # |dS/dt| at which what falls exponentially is stopped
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """The four panels."""
-    p = {name: panel(name, quick=quick) for name in ("1a", "1b", "1c", "1d")}
+    p = {name: panel(name, quick=frame.quick) for name in ("1a", "1b", "1c", "1d")}
     runs: dict[str, of.Trajectory] = {}
     for i, name in enumerate(p):
-        progress(0.8 * i / len(p), f"panel {name}")
-        runs[name] = _flow(name, p[name], effort(quick=quick))
-    progress(0.8, "claims")
+        frame.stage(0.8 * i / len(p), f"panel {name}")
+        runs[name] = _flow(name, p[name], effort(quick=frame.quick))
+    frame.stage(0.8, "claims")
     claims = [
-        *dying(p["1a"], runs["1a"], "1a", f"{FIGURE}a; limits have rank at most d - rank(A + A^T) = 0"),
+        *dying(
+            p["1a"], runs["1a"], "1a", Source(f"{FIGURE}a; limits have rank at most d - rank(A + A^T) = 0")
+        ),
         _lyapunov(p["1a"], runs["1a"]),
         *_rank_one(p["1b"], runs["1b"]),
         *_heads(p["1c"], runs["1c"]),
-        *settling(p["1d"], runs["1d"], "1d", f"{FIGURE}d"),
+        *settling(p["1d"], runs["1d"], "1d", Source(f"{FIGURE}d")),
     ]
-    progress(0.9, "figure")
+    frame.stage(0.9, "figure")
     data = {f"covariances_{name}": covariances(traj) for name, traj in runs.items()}
     times = {f"t_{name}": traj.ts.numpy() for name, traj in runs.items()}
     return Result(claims, {"figure-1": _draw(p, runs)}, data | times)
@@ -76,23 +79,17 @@ def _lyapunov(p: Panel, traj: of.Trajectory) -> Claim:
     y = np.trace(np.linalg.solve(p.V, covariances(traj)), axis1=-2, axis2=-1)
     A = scores(p)
     c = -np.linalg.eigvalsh(A + A.T)[-1] * np.linalg.eigvalsh(p.V)[0] ** 2 / p.d
-    return Claim.at_most(
-        "1a: tr(V^-1 S) is at most 1 / (1 / y0 + c t), c = -max eig(A + A^T) min eig(V)^2 / d (ratio, t > 0)",
-        f"{SECTION}: Lyapunov function of softmax attention with V > 0",
-        bound=1.0,
-        measured=float((y * (1 / y[0] + c * traj.ts.numpy()[:, None]))[1:].max()),
-    )
+    return Source(f"{SECTION}: Lyapunov function of softmax attention with V > 0")(
+        "1a: tr(V^-1 S) is at most 1 / (1 / y0 + c t), c = -max eig(A + A^T) min eig(V)^2 / d (ratio, t > 0)"
+    ).at_most(1.0, (y * (1 / y[0] + c * traj.ts.numpy()[:, None]))[1:].max())
 
 
 def _rank_one(p: Panel, traj: of.Trajectory) -> list[Claim]:
-    n, limits = len(p.covariances), rank_one(p, traj, "1b", f"{FIGURE}b")
+    n, limits = len(p.covariances), rank_one(p, traj, "1b", Source(f"{FIGURE}b"))
     path = of.closed_forms.softmax_path(p.covariances, scores(p), traj.ts[1:, None].expand(-1, n))
-    exact = Claim.at_most(
-        "1b: S(t) = (S0^-1 - t (A + A^T))^-1 along the whole path (largest relative distance)",
-        SECTION,
-        bound=1e-6,
-        measured=far(covariances(traj)[1:], path),
-    )
+    exact = SECTION(
+        "1b: S(t) = (S0^-1 - t (A + A^T))^-1 along the whole path (largest relative distance)"
+    ).at_most(1e-6, far(covariances(traj)[1:], path))
     return [*limits, exact]
 
 
@@ -113,33 +110,20 @@ def _heads(p: Panel, traj: of.Trajectory) -> list[Claim]:
     q, S = p.Q[0], final(traj)
     exact = two_head_limit(p.covariances, q)
     low, found = (np.linalg.eigvalsh(a)[:, 0] for a in (exact, S))
-    source = f"{FIGURE}c; explicit because only the first coordinate moves"
+    source = Source(f"{FIGURE}c; explicit because only the first coordinate moves")
     return [
-        Claim.equal(
-            "1c: every member comes to rest, with rank 2 (members with smallest eigenvalue above 0.01)",
-            f"{FIGURE}c",
-            predicted=len(S),
-            measured=int(((found > 0.01) & (np.asarray(traj.status) == "stopped")).sum()),
-        ),
-        Claim.at_most(
-            "1c: S -> (I - c e1 q^T) S0 (I - c q e1^T), c = e1^T S0 q / q^T S0 q (relative distance)",
-            source,
-            bound=1e-6,
-            measured=far(S, exact),
-        ),
-        Claim.at_most(
-            "1c: the limits lie in the plane e1^T S q = 0 (largest value)",
-            f"{FIGURE}c",
-            bound=1e-8,
-            measured=float(np.abs(S[:, 0] @ q).max()),
+        Source(f"{FIGURE}c")(
+            "1c: every member comes to rest, with rank 2 (members with smallest eigenvalue above 0.01)"
+        ).equal(len(S), int(((found > 0.01) & (np.asarray(traj.status) == "stopped")).sum())),
+        source(
+            "1c: S -> (I - c e1 q^T) S0 (I - c q e1^T), c = e1^T S0 q / q^T S0 q (relative distance)"
+        ).at_most(1e-6, far(S, exact)),
+        Source(f"{FIGURE}c")("1c: the limits lie in the plane e1^T S q = 0 (largest value)").at_most(
+            1e-8, np.abs(S[:, 0] @ q).max()
         ),
         *(
-            Claim.equal(
-                f"1c: the {word} of the smallest eigenvalues of the limits",
-                source,
-                predicted=float(pick(low)),
-                measured=float(pick(found)),
-                rtol=1e-6,
+            source(f"1c: the {word} of the smallest eigenvalues of the limits").equal(
+                pick(low), pick(found), rtol=1e-6
             )
             for word, pick in (("least", np.min), ("greatest", np.max))
         ),

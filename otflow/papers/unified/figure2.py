@@ -49,7 +49,8 @@ from otflow.papers.unified.runs import (
     stable_lines,
     unevenness,
 )
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
+from otflow.reproduce.frame import Frame
 
 FIGURE = f"{PAPER}, Fig. 2"
 LENGTHS = {"2b": 150.0, "2d": 260.0}  # of the independent runs, in times of their own
@@ -64,22 +65,22 @@ class ExplodingRuns(NamedTuple):
     checks: dict[str, Reference]
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """The four panels."""
-    p = {name: panel(name, quick=quick) for name in ("2a", "2b", "2c", "2d")}
+    p = {name: panel(name, quick=frame.quick) for name in ("2a", "2b", "2c", "2d")}
     flows: dict[str, of.Trajectory] = {}
     for i, name in enumerate(p):
-        progress(0.6 * i / len(p), f"panel {name}")
-        flows[name] = _flow(name, p[name], effort(quick=quick).rtol)
-    progress(0.6, "independent runs")
+        frame.stage(0.6 * i / len(p), f"panel {name}")
+        flows[name] = _flow(name, p[name], effort(quick=frame.quick).rtol)
+    frame.stage(0.6, "independent runs")
     checks = {name: reference(p[name], length=s, own_time=True) for name, s in LENGTHS.items()}
     runs = ExplodingRuns(p, flows, checks)
-    progress(0.75, "claims")
+    frame.stage(0.75, "claims")
     claims = [*_softmax(runs), *_heads(runs), *_l2(runs), *_both(runs)]
-    progress(0.85, "figure")
+    frame.stage(0.85, "figure")
     data = {f"blow_up_time_{name}": flows[name].blow_up_time.numpy() for name in ("2a", "2b", "2d")}
     ends = {f"final_{name}": final(traj) for name, traj in flows.items()}
-    return Result(claims, {"figure-2": _draw(runs, 12 if quick else 60)}, data | ends)
+    return Result(claims, {"figure-2": _draw(runs, 12 if frame.quick else 60)}, data | ends)
 
 
 def _flow(name: str, p: Panel, rtol: float) -> of.Trajectory:
@@ -98,36 +99,21 @@ def _softmax(runs: ExplodingRuns) -> list[Claim]:
     u = main_axis(of.closed_forms.softmax_blow_up_profile(p.covariances, A))
     w = main_axis(final(traj))
     return [
-        Claim.equal(
-            "2a: covariances that blow up",
-            f"{SECTION}: all of them, for A + A^T > 0 and V = I",
-            predicted=int(exact.isfinite().sum()),
-            measured=int(ended(traj, "blow_up").sum()),
+        Source(f"{SECTION}: all of them, for A + A^T > 0 and V = I")("2a: covariances that blow up").equal(
+            int(exact.isfinite().sum()), int(ended(traj, "blow_up").sum())
         ),
-        Claim.at_most(
-            "2a: blow-up at t* = 1 / max eig(S0^1/2 (A + A^T) S0^1/2) (largest relative error)",
-            SECTION,
-            bound=1e-3,
-            measured=float((found / exact - 1).abs().max()),
+        SECTION("2a: blow-up at t* = 1 / max eig(S0^1/2 (A + A^T) S0^1/2) (largest relative error)").at_most(
+            1e-3, (found / exact - 1).abs().max()
         ),
-        Claim.at_most(
-            "2a: blow-up before d / (min eig(A + A^T) min eig(V)^2 tr(V^-1 S0)) (largest ratio)",
-            f"{SECTION}: Lyapunov function of softmax attention with V > 0",
-            bound=1.0,
-            measured=float((found / bound).max()),
-        ),
-        Claim.at_most(
-            "2a: at blow-up the rank is one (largest ratio of eigenvalues)",
-            f"{SECTION}: (t* - t) S(t) -> t* uu^T",
-            bound=1e-6,
-            measured=float(unevenness(final(traj)).max()),
-        ),
-        Claim.at_most(
-            "2a: the direction of blow-up is S0^1/2 w, w the top eigenvector (largest angle, radians)",
-            f"{SECTION}: (t* - t) S(t) -> t* uu^T",
-            bound=1e-5,
-            measured=float(np.abs(w[:, 0] * u[:, 1] - w[:, 1] * u[:, 0]).max()),
-        ),
+        Source(f"{SECTION}: Lyapunov function of softmax attention with V > 0")(
+            "2a: blow-up before d / (min eig(A + A^T) min eig(V)^2 tr(V^-1 S0)) (largest ratio)"
+        ).at_most(1.0, (found / bound).max()),
+        Source(f"{SECTION}: (t* - t) S(t) -> t* uu^T")(
+            "2a: at blow-up the rank is one (largest ratio of eigenvalues)"
+        ).at_most(1e-6, unevenness(final(traj)).max()),
+        Source(f"{SECTION}: (t* - t) S(t) -> t* uu^T")(
+            "2a: the direction of blow-up is S0^1/2 w, w the top eigenvector (largest angle, radians)"
+        ).at_most(1e-5, np.abs(w[:, 0] * u[:, 1] - w[:, 1] * u[:, 0]).max()),
     ]
 
 
@@ -147,35 +133,20 @@ def _heads(runs: ExplodingRuns) -> list[Claim]:
     sine, which = apart(S, lines)
     vertical = degrees(lines[1])
     return [
-        Claim.equal(
-            "2b: covariances that blow up",
-            f"{FIGURE}b; {SCIPY}",
-            predicted=int(other.exploded.sum()),
-            measured=int(ended(traj, "blow_up").sum()),
+        Source(f"{FIGURE}b; {SCIPY}")("2b: covariances that blow up").equal(
+            int(other.exploded.sum()), int(ended(traj, "blow_up").sum())
         ),
-        Claim.at_most(
-            "2b: blow-up times (largest relative difference)",
-            SCIPY,
-            bound=1e-3,
-            measured=float(np.abs(traj.blow_up_time.numpy() / other.t - 1).max()),
+        SCIPY("2b: blow-up times (largest relative difference)").at_most(
+            1e-3, np.abs(traj.blow_up_time.numpy() / other.t - 1).max()
         ),
-        Claim.at_most(
-            "2b: at blow-up the rank is one (largest ratio of eigenvalues)",
-            f"{FIGURE}b",
-            bound=1e-6,
-            measured=float(unevenness(S).max()),
+        Source(f"{FIGURE}b")("2b: at blow-up the rank is one (largest ratio of eigenvalues)").at_most(
+            1e-6, unevenness(S).max()
         ),
-        Claim.at_most(
-            "2b: the direction of blow-up is stationary for two heads (largest angle, radians)",
-            "x_h = 0, or (k_1.x)(q_1.x) = (k_2.x)(q_2.x)",
-            bound=1e-3,
-            measured=float(sine.max()),
-        ),
-        Claim.equal(
-            f"2b: covariances that blow up along the line at {vertical:.0f} degrees",
-            SCIPY,
-            predicted=int((apart(other.S, lines)[1] == 1).sum()),
-            measured=int((which == 1).sum()),
+        Source("x_h = 0, or (k_1.x)(q_1.x) = (k_2.x)(q_2.x)")(
+            "2b: the direction of blow-up is stationary for two heads (largest angle, radians)"
+        ).at_most(1e-3, sine.max()),
+        SCIPY(f"2b: covariances that blow up along the line at {vertical:.0f} degrees").equal(
+            int((apart(other.S, lines)[1] == 1).sum()), int((which == 1).sum())
         ),
     ]
 
@@ -189,38 +160,22 @@ def _l2(runs: ExplodingRuns) -> list[Claim]:
     low, high = l2_rates(p)
     rates = np.log(seen[-1] / seen[-2]) / float(traj.ts[-1] - traj.ts[-2])
     other = reference(p, length=EARLY, own_time=False).S
-    source = "d/dt tr X = tr((G + G^T) X^2 (I + X)^-1), X = 2 K S K^T, G = Q K^-1, for V = I"
+    source = Source("d/dt tr X = tr((G + G^T) X^2 (I + X)^-1), X = 2 K S K^T, G = Q K^-1, for V = I")
     return [
-        Claim.equal(
-            f"2c: covariances that blow up until t = {LAST:g}",
-            f"{FIGURE}c; global existence of L2 attention for invertible K",
-            predicted=0,
-            measured=int((~ended(traj, "ok")).sum()),
-        ),
-        Claim.at_most(
-            "2c: tr S(t) is at most exp(2 |V K^-1| |Q| t) tr S0 (largest ratio at t > 0)",
-            "closed_forms.l2_trace_bound: |x'| <= |V K^-1| |Q| |x|",
-            bound=1.0,
-            measured=float((size / bound)[1:].max()),
-        ),
-        Claim.at_most(
-            "2c: tr K S K^T is at most exp(r t) times what it was, r = max eig(G + G^T) (largest ratio)",
-            source,
-            bound=1.0,
-            measured=float((seen / seen[0] * np.exp(-high * traj.ts.numpy())[:, None])[1:].max()),
-        ),
-        Claim.within(
-            f"2c: one eigenvalue of S diverges: the least rate of log tr K S K^T at t = {LAST:g}",
-            f"{FIGURE}c; {source}, so eventually between the eigenvalues of G + G^T, which are positive",
-            low=low * (1 - 1e-3),
-            high=high,
-            measured=float(rates.min()),
-        ),
-        Claim.at_most(
-            f"2c: S at t = {EARLY:g} (largest relative difference)",
-            SCIPY,
-            bound=1e-5,
-            measured=far(S[np.searchsorted(traj.ts.numpy(), EARLY)], other),
+        Source(f"{FIGURE}c; global existence of L2 attention for invertible K")(
+            f"2c: covariances that blow up until t = {LAST:g}"
+        ).equal(0, int((~ended(traj, "ok")).sum())),
+        Source("closed_forms.l2_trace_bound: |x'| <= |V K^-1| |Q| |x|")(
+            "2c: tr S(t) is at most exp(2 |V K^-1| |Q| t) tr S0 (largest ratio at t > 0)"
+        ).at_most(1.0, (size / bound)[1:].max()),
+        source(
+            "2c: tr K S K^T is at most exp(r t) times what it was, r = max eig(G + G^T) (largest ratio)"
+        ).at_most(1.0, (seen / seen[0] * np.exp(-high * traj.ts.numpy())[:, None])[1:].max()),
+        Source(f"{FIGURE}c; {source}, so eventually between the eigenvalues of G + G^T, which are positive")(
+            f"2c: one eigenvalue of S diverges: the least rate of log tr K S K^T at t = {LAST:g}"
+        ).within(low * (1 - 1e-3), high, rates.min()),
+        SCIPY(f"2c: S at t = {EARLY:g} (largest relative difference)").at_most(
+            1e-5, far(S[np.searchsorted(traj.ts.numpy(), EARLY)], other)
         ),
     ]
 
@@ -243,48 +198,27 @@ def _both(runs: ExplodingRuns) -> list[Claim]:
     line, pace = explosive_line(p)
     u = stable_lines(p)
     return [
-        Claim.equal(
-            "2d: covariances that blow up",
-            f"{FIGURE}d; {SCIPY}",
-            predicted=int(other.exploded.sum()),
-            measured=int(up.sum()),
+        Source(f"{FIGURE}d; {SCIPY}")("2d: covariances that blow up").equal(
+            int(other.exploded.sum()), int(up.sum())
         ),
-        Claim.equal(
-            "2d: covariances that converge",
-            f"{FIGURE}d; {SCIPY}",
-            predicted=int((~other.exploded).sum()),
-            measured=int(ended(traj, "stopped").sum()),
+        Source(f"{FIGURE}d; {SCIPY}")("2d: covariances that converge").equal(
+            int((~other.exploded).sum()), int(ended(traj, "stopped").sum())
         ),
-        Claim.at_most(
-            "2d: blow-up times (largest relative difference)",
-            SCIPY,
-            bound=1e-3,
-            measured=float(np.abs(traj.blow_up_time.numpy() / other.t - 1)[up].max()),
+        SCIPY("2d: blow-up times (largest relative difference)").at_most(
+            1e-3, np.abs(traj.blow_up_time.numpy() / other.t - 1)[up].max()
         ),
-        Claim.at_most(
-            "2d: what blows up does so along the eigenvector v of V with l v^T A v > 0 (angle, radians)",
-            "x' = (x^T A x) V x for covariances xx^T",
-            bound=1e-3,
-            measured=float(apart(S[up], line[None])[0].max()),
-        ),
-        Claim.at_most(
-            "2d: (t* - t) tr S -> 1 / (2 l v^T A v) at blow-up (largest relative error at tr S = 1e4)",
-            "x' = (x^T A x) V x for covariances xx^T",
-            bound=1e-2,
-            measured=_profile_error(p, traj, pace),
-        ),
-        Claim.at_most(
-            "2d: every limit and every blow-up has rank one (largest ratio of eigenvalues)",
-            f"{FIGURE}d",
-            bound=1e-5,
-            measured=float(unevenness(S).max()),
-        ),
-        Claim.at_most(
-            "2d: every limit lies along the stable u with u^T A u = 0 (largest angle, radians)",
-            "linearisation at c uu^T: u^T (A + A^T) V u < 0 and u^T A V u < 0",
-            bound=1e-4,
-            measured=float(apart(S[~up], u)[0].max()),
-        ),
+        Source("x' = (x^T A x) V x for covariances xx^T")(
+            "2d: what blows up does so along the eigenvector v of V with l v^T A v > 0 (angle, radians)"
+        ).at_most(1e-3, apart(S[up], line[None])[0].max()),
+        Source("x' = (x^T A x) V x for covariances xx^T")(
+            "2d: (t* - t) tr S -> 1 / (2 l v^T A v) at blow-up (largest relative error at tr S = 1e4)"
+        ).at_most(1e-2, _profile_error(p, traj, pace)),
+        Source(f"{FIGURE}d")(
+            "2d: every limit and every blow-up has rank one (largest ratio of eigenvalues)"
+        ).at_most(1e-5, unevenness(S).max()),
+        Source("linearisation at c uu^T: u^T (A + A^T) V u < 0 and u^T A V u < 0")(
+            "2d: every limit lies along the stable u with u^T A u = 0 (largest angle, radians)"
+        ).at_most(1e-4, apart(S[~up], u)[0].max()),
     ]
 
 

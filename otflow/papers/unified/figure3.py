@@ -35,7 +35,8 @@ from torch import Tensor
 import otflow as of
 from otflow import closed_forms
 from otflow.papers.unified.parameters import PAPER, Outcome, Panel, first, histograms, projected_euler
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
+from otflow.reproduce.frame import Frame
 
 LEVEL = 0.1  # above which the figure counts an eigenvalue
 NAMES = {"3": "softmax", "A5": "L2"}
@@ -67,13 +68,13 @@ class RankRun(NamedTuple):
         return dict(zip(SERIES, (ranks, above(exact), above(euler)), strict=True))
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """All flows, all claims, all figures."""
-    chosen = {key: panel for key, panel in histograms().items() if not quick or key[2] == 3}
+    chosen = {key: panel for key, panel in histograms().items() if not frame.quick or key[2] == 3}
     runs = {}
     for i, (key, panel) in enumerate(chosen.items()):
-        progress(i / len(chosen), f"Fig. {key[0]}, d = {key[2]}, {VALUES[key[1]]}")
-        runs[key] = _run(key, panel, quick=quick)
+        frame.stage(i / len(chosen), f"Fig. {key[0]}, d = {key[2]}, {VALUES[key[1]]}")
+        runs[key] = _run(key, panel, quick=frame.quick)
     claims = [claim for key, found in runs.items() for claim in CLAIMS[key[1]](key, found)]
     figures = {f"ranks-{NAMES[name]}": _draw(name, runs) for name in NAMES}
     return Result(claims, figures, _data(runs))
@@ -105,20 +106,14 @@ def _identity_claims(key: Key, found: RankRun) -> list[Claim]:
     exact = closed_forms.softmax_limit(found.panel.covariances, found.panel.A)
     ranks = closed_forms.softmax_limit_rank(found.panel.covariances, found.panel.A)
     gap = torch.linalg.matrix_norm(found.limit.measure.cov - exact) / torch.linalg.matrix_norm(exact)
-    half, source = (key[2] + 1) // 2, f"{found.panel.source}; {PAPER}, section 4"
+    half, source = (key[2] + 1) // 2, Source(f"{found.panel.source}; {PAPER}, section 4")
     return [
-        Claim.equal(
-            f"{_where(key)}: every limit has rank ceil(d/2) = {half} (limits of this rank)",
-            source,
-            predicted=float((ranks == half).sum()),
-            measured=float(((found.limit.rank == half).numpy() & found.settled).sum()),
+        source(f"{_where(key)}: every limit has rank ceil(d/2) = {half} (limits of this rank)").equal(
+            (ranks == half).sum(), ((found.limit.rank == half).numpy() & found.settled).sum()
         ),
-        Claim.at_most(
-            f"{_where(key)}: the limit is N (N^T S0^-1 N)^-1 N^T, N spanning ker(A + A^T) (largest error)",
-            source,
-            bound=1e-6,
-            measured=float(gap.max()),
-        ),
+        source(
+            f"{_where(key)}: the limit is N (N^T S0^-1 N)^-1 N^T, N spanning ker(A + A^T) (largest error)"
+        ).at_most(1e-6, gap.max()),
     ]
 
 
@@ -126,32 +121,18 @@ def _positive_claims(key: Key, found: RankRun) -> list[Claim]:
     """V > 0: what the Lyapunov function forbids."""
     bound = closed_forms.softmax_limit_rank_bound(found.panel.A)
     count, ends = len(found.settled), found.limit.status
-    source = f"{found.panel.source}; tr(V^-1 S) falls"
+    source = Source(f"{found.panel.source}; tr(V^-1 S) falls")
     return [
-        Claim.equal(
-            f"{_where(key)}: flows that converge, of the first {count}",
-            source,
-            predicted=float(count),
-            measured=float(found.settled.sum()),
+        source(f"{_where(key)}: flows that converge, of the first {count}").equal(count, found.settled.sum()),
+        source(f"{_where(key)}: flows that diverge, of the first {count}").equal(
+            0.0, (ends == "blow_up").sum()
         ),
-        Claim.equal(
-            f"{_where(key)}: flows that diverge, of the first {count}",
-            source,
-            predicted=0.0,
-            measured=float((ends == "blow_up").sum()),
+        source(f"{_where(key)}: rank of the limit minus (d - rank(A + A^T)), largest of {count}").at_most(
+            0.0, (found.limit.rank - bound).max()
         ),
-        Claim.at_most(
-            f"{_where(key)}: rank of the limit minus (d - rank(A + A^T)), largest of {count}",
-            source,
-            bound=0.0,
-            measured=float((found.limit.rank - bound).max()),
-        ),
-        Claim.at_most(
-            f"{_where(key)}: tr(V^-1 S) at the limit over its value at the start, largest of {count}",
-            source,
-            bound=1.0,
-            measured=float(_lyapunov(found).max()),
-        ),
+        source(
+            f"{_where(key)}: tr(V^-1 S) at the limit over its value at the start, largest of {count}"
+        ).at_most(1.0, _lyapunov(found).max()),
         _reference_claim(key, found),
     ]
 
@@ -167,13 +148,10 @@ def _reference_claim(key: Key, found: RankRun) -> Claim:
     ends = ((i, _stiff(key[0], found.panel, i)) for i in order)
     chosen = list(islice(((i, S) for i, (S, moves) in ends if moves < 1e-3), WORST))
     errors = [_apart(found.limit.measure.cov[i].numpy(), S) for i, S in chosen]
-    return Claim.at_most(
+    return Source("independent integration")(
         f"{_where(key)}: the limit against scipy's BDF at t = e^{LATE:g}, for {len(chosen)} V of condition "
-        f"up to {cond[chosen[0][0]]:.2g} whose flows are at rest by then (largest relative error)",
-        "independent integration",
-        bound=1e-3,
-        measured=max(errors),
-    )
+        f"up to {cond[chosen[0][0]]:.2g} whose flows are at rest by then (largest relative error)"
+    ).at_most(1e-3, max(errors))
 
 
 def _apart(S: np.ndarray, T: np.ndarray) -> float:

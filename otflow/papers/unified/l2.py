@@ -43,7 +43,8 @@ from otflow.papers.unified.runs import (
     reference,
     stable_lines,
 )
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
+from otflow.reproduce.frame import Frame
 
 NAMES = ("A1 L2", "A2 L2 rank one", "A2 L2 mixed", "A3 L2")
 LAST = 1e6  # the time until which what falls like 1/t is followed
@@ -51,22 +52,24 @@ CALM = 1e-10  # |dS/dt| at which the second panel of A2 is stopped
 END = 150.0  # time until which A3 is followed
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """The four panels."""
-    p = {name: panel(name, quick=quick, keep=9) for name in NAMES}  # 9 keeps one whose trace passes 1000
+    p = {
+        name: panel(name, quick=frame.quick, keep=9) for name in NAMES
+    }  # 9 keeps one whose trace passes 1000
     runs: dict[str, of.Trajectory] = {}
     for i, name in enumerate(NAMES):
-        progress(0.8 * i / len(NAMES), f"panel {name}")
-        runs[name] = _flow(name, p[name], effort(quick=quick))
-    progress(0.8, "claims")
+        frame.stage(0.8 * i / len(NAMES), f"panel {name}")
+        runs[name] = _flow(name, p[name], effort(quick=frame.quick))
+    frame.stage(0.8, "claims")
     claims = [
-        *dying(p["A1 L2"], runs["A1 L2"], "A1", f"{PAPER}, Fig. A1"),
+        *dying(p["A1 L2"], runs["A1 L2"], "A1", PAPER.at("Fig. A1")),
         _half(p["A1 L2"], runs["A1 L2"]),
-        *rank_one(p["A2 L2 rank one"], runs["A2 L2 rank one"], "A2", f"{PAPER}, Fig. A2"),
-        *settling(p["A2 L2 mixed"], runs["A2 L2 mixed"], "A2", f"{PAPER}, Fig. A2"),
+        *rank_one(p["A2 L2 rank one"], runs["A2 L2 rank one"], "A2", PAPER.at("Fig. A2")),
+        *settling(p["A2 L2 mixed"], runs["A2 L2 mixed"], "A2", PAPER.at("Fig. A2")),
         *_both(p["A3 L2"], runs["A3 L2"]),
     ]
-    progress(0.9, "figure")
+    frame.stage(0.9, "figure")
     data = {f"final_{name.replace(' ', '_')}": final(traj) for name, traj in runs.items()}
     return Result(claims, {"l2": _draw(p, runs)}, data)
 
@@ -87,12 +90,9 @@ def _flow(name: str, p: Panel, work: Effort) -> of.Trajectory:
 
 def _half(p: Panel, traj: of.Trajectory) -> Claim:
     softmax = panel("1a", quick=True)
-    return Claim.at_most(
-        "A1: t S(t) tends to half of what it tends to under softmax attention (relative distance)",
-        f"{PAPER}, Fig. A1; L2 attention near zero",
-        bound=1e-3,
-        measured=far(LAST * final(traj), profile(softmax) / 2),
-    )
+    return PAPER.at("Fig. A1; L2 attention near zero")(
+        "A1: t S(t) tends to half of what it tends to under softmax attention (relative distance)"
+    ).at_most(1e-3, far(LAST * final(traj), profile(softmax) / 2))
 
 
 def _both(p: Panel, traj: of.Trajectory) -> list[Claim]:
@@ -102,50 +102,29 @@ def _both(p: Panel, traj: of.Trajectory) -> list[Claim]:
     bound = of.closed_forms.l2_trace_bound(p.covariances, p.Q / np.sqrt(p.d), p.K, p.V, times).log().numpy()
     source = f"{PAPER}, Fig. A3"
     return [
-        Claim.equal(
-            "A3: covariances that blow up",
-            f"{source}; global existence of L2 attention for invertible K",
-            predicted=0,
-            measured=int(ended(traj, "blow_up").sum()),
+        Source(f"{source}; global existence of L2 attention for invertible K")(
+            "A3: covariances that blow up"
+        ).equal(0, int(ended(traj, "blow_up").sum())),
+        Source("closed_forms.l2_trace_bound: |x'| <= |V K^-1| |Q| |x|")(
+            "A3: log tr S(t) is at most 2 |V K^-1| |Q| t (largest ratio at t > 0)"
+        ).at_most(1.0, (np.log(size[1:]) / bound[1:]).max()),
+        Source(f"{source}; {SCIPY}")("A3: covariances whose limit has a trace beyond a thousand").equal(
+            int(other.exploded.sum()), int(_large(traj).sum())
         ),
-        Claim.at_most(
-            "A3: log tr S(t) is at most 2 |V K^-1| |Q| t (largest ratio at t > 0)",
-            "closed_forms.l2_trace_bound: |x'| <= |V K^-1| |Q| |x|",
-            bound=1.0,
-            measured=float((np.log(size[1:]) / bound[1:]).max()),
-        ),
-        Claim.equal(
-            "A3: covariances whose limit has a trace beyond a thousand",
-            f"{source}; {SCIPY}",
-            predicted=int(other.exploded.sum()),
-            measured=int(_large(traj).sum()),
-        ),
-        Claim.equal(
-            "A3: covariances that converge",
-            SCIPY,
-            predicted=_resting(p, other.S),
-            measured=int(ended(traj, "stopped").sum()),
-        ),
-        Claim.erratum(
+        SCIPY("A3: covariances that converge").equal(_resting(p, other.S), int(ended(traj, "stopped").sum())),
+        Source(f"released scripts of {PAPER}, L2_both; {SCIPY}")(
             "A3: covariances that diverge; the scripts count those whose trace passes a thousand, but these "
-            "turn and converge",
-            f"released scripts of {PAPER}, L2_both; {SCIPY}",
+            "turn and converge"
+        ).erratum(
             printed=int((size.max(0) > 1e3).sum()),
             corrected=len(p.covariances) - _resting(p, other.S),
             measured=int((~ended(traj, "stopped")).sum()),
         ),
-        Claim.at_most(
-            "A3: every limit lies along the stable u with u^T A u = 0 (largest angle, radians)",
-            "linearisation at c uu^T: u^T (A + A^T) V u < 0 and u^T A V u < 0",
-            bound=1e-5,
-            measured=float(apart(S[-1], stable_lines(p))[0].max()),
-        ),
-        Claim.equal(
-            "A3: the largest trace of a limit",
-            SCIPY,
-            predicted=float(np.trace(other.S, axis1=-2, axis2=-1).max()),
-            measured=float(size[-1].max()),
-            rtol=1e-3,
+        Source("linearisation at c uu^T: u^T (A + A^T) V u < 0 and u^T A V u < 0")(
+            "A3: every limit lies along the stable u with u^T A u = 0 (largest angle, radians)"
+        ).at_most(1e-5, apart(S[-1], stable_lines(p))[0].max()),
+        SCIPY("A3: the largest trace of a limit").equal(
+            np.trace(other.S, axis1=-2, axis2=-1).max(), size[-1].max(), rtol=1e-3
         ),
     ]
 

@@ -33,36 +33,34 @@ from otflow.papers.unified.runs import (
     reference,
     unevenness,
 )
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
+from otflow.reproduce.frame import Frame
 
 LAST = 1e6  # the time until which A1 is followed
 EARLY, LATE = 100.0, 500.0  # times at which A3 is looked at
 LOW, HIGH = 1e-4, 1e3  # |dS/dt| and tr S at which the scripts of the paper end a run
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """Both panels."""
-    work = effort(quick=quick)
-    p = {name: panel(name, quick=quick) for name in ("A1 heads", "A3 heads")}
-    progress(0.0, "panel A1")
+    work = effort(quick=frame.quick)
+    p = {name: panel(name, quick=frame.quick) for name in ("A1 heads", "A3 heads")}
+    frame.stage(0.0, "panel A1")
     runs = {
         "A1 heads": follow(p["A1 heads"], t1=LAST, save_at=decades(LAST, count=work.saves), rtol=work.rtol)
     }
-    progress(0.3, "panel A3")
+    frame.stage(0.3, "panel A3")
     times = np.union1d(decades(LATE, count=work.saves), [EARLY])
     runs["A3 heads"] = follow(p["A3 heads"], t1=LATE, save_at=times, rtol=work.rtol)
-    progress(0.8, "claims")
+    frame.stage(0.8, "claims")
     claims = [
-        *dying(p["A1 heads"], runs["A1 heads"], "A1", f"{PAPER}, Fig. A1"),
-        Claim.at_most(
-            f"A1: the profile M has rank one (largest ratio of eigenvalues at t = {LAST:g})",
-            "self-similar solution: the root M of B(M) M + M B(M)^T = -M has det M = 0",
-            bound=1e-6,
-            measured=float(unevenness(final(runs["A1 heads"])).max()),
-        ),
+        *dying(p["A1 heads"], runs["A1 heads"], "A1", PAPER.at("Fig. A1")),
+        Source("self-similar solution: the root M of B(M) M + M B(M)^T = -M has det M = 0")(
+            f"A1: the profile M has rank one (largest ratio of eigenvalues at t = {LAST:g})"
+        ).at_most(1e-6, unevenness(final(runs["A1 heads"])).max()),
         *_both(p["A3 heads"], runs["A3 heads"]),
     ]
-    progress(0.9, "figure")
+    frame.stage(0.9, "figure")
     data = {f"covariances_{name.replace(' ', '_')}": covariances(traj) for name, traj in runs.items()}
     return Result(claims, {"multihead": _draw(p, runs)}, data)
 
@@ -72,25 +70,14 @@ def _both(p: Panel, traj: of.Trajectory) -> list[Claim]:
     k = int(np.flatnonzero(t == EARLY)[0])
     other = reference(p, length=EARLY, own_time=False).S
     size = np.trace(S, axis1=-2, axis2=-1)
-    source = f"{PAPER}, Fig. A3 with the two heads that are meant"
+    source = PAPER.at("Fig. A3 with the two heads that are meant")
     return [
-        Claim.equal(
-            f"A3: covariances that have converged or blown up by t = {EARLY:g}, by the rules of the scripts",
-            f"{source}; {SCIPY}",
-            predicted=int(_over(p, other).sum()),
-            measured=int(np.any([_over(p, s) for s in S[: k + 1]], 0).sum()),
-        ),
-        Claim.at_most(
-            f"A3: S at t = {EARLY:g} (largest relative difference)",
-            SCIPY,
-            bound=1e-5,
-            measured=far(S[k], other),
-        ),
-        Claim.at_most(
-            f"A3: the trace falls from t = {EARLY:g} to t = {LATE:g} (largest ratio)",
-            source,
-            bound=1.0,
-            measured=float((size[-1] / size[k]).max()),
+        Source(f"{source}; {SCIPY}")(
+            f"A3: covariances that have converged or blown up by t = {EARLY:g}, by the rules of the scripts"
+        ).equal(int(_over(p, other).sum()), int(np.any([_over(p, s) for s in S[: k + 1]], 0).sum())),
+        SCIPY(f"A3: S at t = {EARLY:g} (largest relative difference)").at_most(1e-5, far(S[k], other)),
+        source(f"A3: the trace falls from t = {EARLY:g} to t = {LATE:g} (largest ratio)").at_most(
+            1.0, (size[-1] / size[k]).max()
         ),
     ]
 

@@ -22,11 +22,12 @@ from torch.linalg import matrix_exp
 
 import otflow as of
 from otflow.base import checks
+from otflow.reproduce.claim import Source
 
 Rate: TypeAlias = Callable[[Tensor], Tensor]  # S -> B
 Step: TypeAlias = Callable[[Tensor, Tensor, float], Tensor]  # S, B, h -> S
 
-PAPER = "Castin, Ablin, Carrillo, Peyré 2025"
+PAPER = Source("Castin, Ablin, Carrillo, Peyré 2025")
 DIMENSIONS = (3, 4, 5)
 RUNS = 100
 TINY = 1e-14  # what the projection of the scripts makes of negative eigenvalues

@@ -24,9 +24,10 @@ from otflow.base.tangent import Tangent
 from otflow.fields import Carry
 from otflow.measures import Measure
 from otflow.papers.unified.parameters import PAPER, Panel, panels
+from otflow.reproduce.claim import Source
 
-SECTION = f"{PAPER}, section 4"
-SCIPY = "independent integrator: scipy's DOP853 on the covariances"
+SECTION = PAPER.at("section 4")
+SCIPY = Source("independent integrator: scipy's DOP853 on the covariances")
 CAP = 1e9  # traces beyond stand for infinity: the clocks of `orbits` and `reference` stop there
 Array = np.ndarray
 

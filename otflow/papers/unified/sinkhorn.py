@@ -39,29 +39,30 @@ from otflow.papers.unified.runs import (
     profile,
     reference,
 )
-from otflow.reproduce.claim import Claim, Progress, Result
+from otflow.reproduce.claim import Claim, Result, Source
+from otflow.reproduce.frame import Frame
 
 SHRINK, GROW = "A Sinkhorn 1a", "A Sinkhorn 2a"
-APPENDIX = f"{PAPER}, appendix (Sinkhorn)"
+APPENDIX = PAPER.at("appendix (Sinkhorn)")
 LAST = 1e6  # the time until which what falls like 1/t is followed
 EARLY, END = 5.0, 12.0  # times at which growth is compared with scipy, and until which it is followed
 
 
-def run(*, quick: bool, progress: Progress) -> Result:
+def run(frame: Frame) -> Result:
     """Both panels."""
-    work = effort(quick=quick)
-    p = {name: panel(name, quick=quick) for name in (SHRINK, GROW)}
-    progress(0.0, "shrinking")
+    work = effort(quick=frame.quick)
+    p = {name: panel(name, quick=frame.quick) for name in (SHRINK, GROW)}
+    frame.stage(0.0, "shrinking")
     runs = {SHRINK: follow(p[SHRINK], t1=LAST, save_at=decades(LAST, count=work.saves), rtol=work.rtol)}
-    progress(0.4, "growing")
+    frame.stage(0.4, "growing")
     runs[GROW] = follow(p[GROW], t1=END, save_at=np.linspace(0.0, END, 61), rtol=work.rtol)
-    progress(0.8, "claims")
+    frame.stage(0.8, "claims")
     claims = [
         *dying(p[SHRINK], runs[SHRINK], "1a with Sinkhorn", APPENDIX),
         *_shrinking(p[SHRINK], runs[SHRINK]),
         *_growing(p[GROW], runs[GROW]),
     ]
-    progress(0.9, "figure")
+    frame.stage(0.9, "figure")
     data = {f"final_{name.split()[-1]}": final(traj) for name, traj in runs.items()}
     return Result(claims, {"sinkhorn": _draw(p, runs)}, data)
 
@@ -69,18 +70,12 @@ def run(*, quick: bool, progress: Progress) -> Result:
 def _shrinking(p: Panel, traj: of.Trajectory) -> list[Claim]:
     y = np.trace(np.linalg.solve(p.V, covariances(traj)), axis1=-2, axis2=-1)
     return [
-        Claim.at_most(
-            "1a with Sinkhorn: tr(V^-1 S) never grows (largest ratio of successive values)",
-            "d/dt tr(V^-1 S) = 2 tr C / eps, and tr C < 0 for A = A^T < 0",
-            bound=1.0,
-            measured=float((y[1:] / y[:-1]).max()),
-        ),
-        Claim.at_most(
-            "1a with Sinkhorn: t S(t) -> M / sqrt 2, M that of softmax attention (relative distance)",
-            f"{APPENDIX}; Sinkhorn attention near zero",
-            bound=1e-3,
-            measured=far(LAST * final(traj), profile(panel("1a", quick=True)) / np.sqrt(2)),
-        ),
+        Source("d/dt tr(V^-1 S) = 2 tr C / eps, and tr C < 0 for A = A^T < 0")(
+            "1a with Sinkhorn: tr(V^-1 S) never grows (largest ratio of successive values)"
+        ).at_most(1.0, (y[1:] / y[:-1]).max()),
+        Source(f"{APPENDIX}; Sinkhorn attention near zero")(
+            "1a with Sinkhorn: t S(t) -> M / sqrt 2, M that of softmax attention (relative distance)"
+        ).at_most(1e-3, far(LAST * final(traj), profile(panel("1a", quick=True)) / np.sqrt(2))),
     ]
 
 
@@ -101,35 +96,20 @@ def _growing(p: Panel, traj: of.Trajectory) -> list[Claim]:
     k = int(np.searchsorted(t.numpy(), EARLY - 1e-9))
     label = "2a with Sinkhorn"
     return [
-        Claim.equal(
-            f"{label}: covariances that blow up until t = {END:g}",
-            f"{APPENDIX}; global existence",
-            predicted=0,
-            measured=int((~ended(traj, "ok")).sum()),
+        Source(f"{APPENDIX}; global existence")(f"{label}: covariances that blow up until t = {END:g}").equal(
+            0, int((~ended(traj, "ok")).sum())
         ),
-        Claim.at_most(
-            f"{label}: tr S(t) is at most exp(2 |V| t / eps) tr S0 (largest ratio at t > 0)",
-            "closed_forms.sinkhorn_trace_bound",
-            bound=1.0,
-            measured=float((size / bound.numpy())[1:].max()),
-        ),
-        Claim.at_most(
-            f"{label}: d/dt log tr S -> 2 tr(AS) / sqrt(tr(AS)^2 + (A12 - A21)^2 det S) (at t = {END:g})",
-            "optimal transport plan between large Gaussians, polar decomposition",
-            bound=1e-3,
-            measured=float(np.abs(growth(traj) - transport_rate(S[-1], p.A)).max()),
-        ),
-        Claim.at_most(
-            f"{label}: directions freeze (largest change of S / tr S over the last unit of time)",
-            "optimal transport plan between large Gaussians: dS/dt is a multiple of S",
-            bound=1e-3,
-            measured=far(S[-6] / size[-6, :, None, None], S[-1] / size[-1, :, None, None]),
-        ),
-        Claim.at_most(
-            f"{label}: S at t = {EARLY:g} (largest relative difference)",
-            SCIPY,
-            bound=1e-5,
-            measured=far(S[k], reference(p, length=EARLY, own_time=False).S),
+        Source("closed_forms.sinkhorn_trace_bound")(
+            f"{label}: tr S(t) is at most exp(2 |V| t / eps) tr S0 (largest ratio at t > 0)"
+        ).at_most(1.0, (size / bound.numpy())[1:].max()),
+        Source("optimal transport plan between large Gaussians, polar decomposition")(
+            f"{label}: d/dt log tr S -> 2 tr(AS) / sqrt(tr(AS)^2 + (A12 - A21)^2 det S) (at t = {END:g})"
+        ).at_most(1e-3, np.abs(growth(traj) - transport_rate(S[-1], p.A)).max()),
+        Source("optimal transport plan between large Gaussians: dS/dt is a multiple of S")(
+            f"{label}: directions freeze (largest change of S / tr S over the last unit of time)"
+        ).at_most(1e-3, far(S[-6] / size[-6, :, None, None], S[-1] / size[-1, :, None, None])),
+        SCIPY(f"{label}: S at t = {EARLY:g} (largest relative difference)").at_most(
+            1e-5, far(S[k], reference(p, length=EARLY, own_time=False).S)
         ),
     ]
 

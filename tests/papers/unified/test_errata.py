@@ -11,6 +11,7 @@ from otflow import papers
 from otflow.papers.unified.figure3 import above
 from otflow.papers.unified.parameters import first, histograms
 from otflow.reproduce.claim import Result, Verdict
+from otflow.reproduce.frame import Frame
 from otflow.reproduce.quadrature import nodes, normalised, power, scaled
 
 NAMES = ("castin-fig3", "castin-errata", "gaussian-particles")
@@ -19,7 +20,7 @@ NAMES = ("castin-fig3", "castin-errata", "gaussian-particles")
 @pytest.fixture(scope="module", params=NAMES)
 def result(request: pytest.FixtureRequest) -> Result:
     fractions: list[float] = []
-    found = papers.REGISTRY.load(request.param).run(quick=True, progress=lambda f, _: fractions.append(f))
+    found = papers.REGISTRY.load(request.param).run(Frame(True, lambda f, _: fractions.append(f)))
     assert fractions == sorted(fractions)
     assert all(0 <= f <= 1 for f in fractions)
     return found

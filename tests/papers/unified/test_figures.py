@@ -11,13 +11,14 @@ import otflow as of
 from otflow import papers
 from otflow.papers.unified import figure1, figure2, runs, sinkhorn
 from otflow.reproduce.claim import Result
+from otflow.reproduce.frame import Frame
 
 NAMES = ("castin-fig1", "castin-fig2", "castin-l2", "castin-multihead", "castin-sinkhorn")
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Result]:
-    return {name: papers.REGISTRY.load(name).run(quick=True, progress=lambda _, __: None) for name in NAMES}
+    return {name: papers.REGISTRY.load(name).run(Frame(quick=True)) for name in NAMES}
 
 
 @pytest.mark.parametrize("name", NAMES)
