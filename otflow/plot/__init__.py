@@ -9,10 +9,11 @@ from otflow.plot.curves import energy, ranks, spectra
 from otflow.plot.densities import density
 from otflow.plot.gaussians import cone, disk, ellipses
 from otflow.plot.stability import ladder
-from otflow.plot.style import COLOURS, FAINT, INK, PAPER, SEQUENCE, STYLE, figure, spatial
+from otflow.plot.style import COLOURS, FAINT, INK, PAPER, SEQUENCE, STYLE, figure, panel, spatial
 
 __all__ = [
     "figure",
+    "panel",
     "spatial",
     "particles",
     "trails",

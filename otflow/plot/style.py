@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import matplotlib as mpl
@@ -56,6 +57,42 @@ def figure(
         FigureCanvasAgg(fig)
         axes = fig.subplots(rows, cols, squeeze=False, subplot_kw={"projection": "3d" if spatial else None})
     return fig, axes
+
+
+def panel(
+    ax: Axes,
+    title: str = "",
+    x: str = "",
+    y: str = "",
+    *,
+    legend: bool | str | Mapping[str, Any] = False,
+    xticks: Mapping[float, str] | Iterable[float] | None = None,
+    yticks: Mapping[float, str] | Iterable[float] | None = None,
+    **properties: Any,
+) -> Axes:
+    """Title, labels, ticks and legend of ``ax`` in one call; ``ax`` itself.
+
+    Args:
+        title, x, y: words above, below and beside.
+        legend: True, a place such as "upper left", or keywords of `matplotlib.axes.Axes.legend`.
+        xticks, yticks: numbers, or numbers with their words; there are no others then, nor minor ones.
+        properties: of the axes, such as xlim, yscale or aspect.
+
+    >>> fig, axes = figure()
+    >>> ax = panel(axes[0, 0], "Decay", "time t", "energy", yscale="log", xticks=[0, 1, 2])
+    >>> ax.get_title(), [tick.get_text() for tick in ax.get_xticklabels()]
+    ('Decay', ['0', '1', '2'])
+    """
+    words = {"title": title, "xlabel": x, "ylabel": y}
+    ax.set(**{name: word for name, word in words.items() if word}, **properties)
+    for axis, ticks in ((ax.xaxis, xticks), (ax.yaxis, yticks)):
+        if ticks is not None:
+            named = ticks if isinstance(ticks, Mapping) else {tick: f"{tick:g}" for tick in ticks}
+            axis.set_ticks(list(named), labels=list(named.values()))
+            axis.set_ticks([], minor=True)
+    if legend:
+        ax.legend(**({"loc": legend} if isinstance(legend, str) else {} if legend is True else legend))
+    return ax
 
 
 def spatial(ax: Axes) -> Any:
