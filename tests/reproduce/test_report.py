@@ -67,7 +67,7 @@ def test_the_picture_on_the_page_is_the_one_on_disk(tmp_path: Path) -> None:
 
 
 def test_hostile_text_is_escaped_wherever_it_appears(tmp_path: Path) -> None:
-    claim = HOSTILE(HOSTILE).equal(HOSTILE, HOSTILE)
+    claim = Source(HOSTILE)(HOSTILE).equal(HOSTILE, HOSTILE)
     changes = dict.fromkeys(("name", "title", "source", "prose", "error"), HOSTILE)
     text = page(tmp_path, section(tmp_path / "a", claim, **changes), section(tmp_path / "b"))
     assert "<script" not in text
