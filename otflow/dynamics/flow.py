@@ -180,8 +180,8 @@ def _wants_grad(mu0: Measure, field: VelocityField, noise: Noise | None, times: 
     if not torch.is_grad_enabled():
         return False
     start = torch.tensor(times.t0, dtype=torch.float64)
-    own = (*mu0.coords, *mu0.nodes(), *(noise.parameters() if noise else ()))
-    return any(a.requires_grad for a in own) or field.requires_grad(start, mu0)
+    shaking = any(a.requires_grad for a in noise.parameters()) if noise else False
+    return mu0.requires_grad or shaking or field.requires_grad(start, mu0)
 
 
 def _start(mu0: Measure, field: VelocityField, stepper: Stepper, times: FlowTimes) -> FlowRun:

@@ -46,7 +46,7 @@ class Energy(Linear["Energy"], ABC):
 
     def wants_graph(self, mu: Measure) -> bool:
         """Whether the differential will itself be differentiated: in mu, or in parameters of the energy."""
-        return torch.is_grad_enabled() and any(a.requires_grad for a in (*mu.coords, *mu.nodes()))
+        return torch.is_grad_enabled() and mu.requires_grad
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -42,7 +42,7 @@ class Interaction(Energy):
     def wants_graph(self, mu: Measure) -> bool:
         if not torch.is_grad_enabled() or super().wants_graph(mu):
             return torch.is_grad_enabled()
-        x = mu.nodes()[0][..., :1, :].detach()
+        x = mu.probe().detach()
         probe = called(self.W, "W(x, y)", x[..., None, :], x[..., None, :, :] + 1.0)
         return probe.requires_grad  # W has parameters of its own
 

@@ -35,7 +35,7 @@ class Potential(Energy):
     def wants_graph(self, mu: Measure) -> bool:
         if not torch.is_grad_enabled() or super().wants_graph(mu):
             return torch.is_grad_enabled()
-        probe = called(self.U, "U(x)", mu.nodes()[0][..., :1, :].detach())
+        probe = called(self.U, "U(x)", mu.probe().detach())
         return probe.requires_grad  # U has parameters of its own
 
     def _integral(self, mu: Measure, *, absolute: bool = False) -> Tensor:

@@ -182,7 +182,7 @@ class MMD(Towards):
     def wants_graph(self, mu: Measure) -> bool:
         if not torch.is_grad_enabled() or super().wants_graph(mu):
             return torch.is_grad_enabled()
-        x = mu.nodes()[0][..., :1, :].detach().double()
+        x = mu.probe().detach().double()
         return self.kernel(x[..., :, None, :], x[..., None, :, :]).requires_grad  # has parameters of its own
 
     def __repr__(self) -> str:

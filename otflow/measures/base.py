@@ -39,6 +39,15 @@ class Measure(ABC):
     def nodes(self) -> tuple[Tensor, Tensor]:
         """Quadrature: points (*batch, n, d) and weights (*batch, n), differentiable in the coordinates."""
 
+    def probe(self) -> Tensor:
+        """The first of the nodes, (*batch, 1, d)."""
+        return self.nodes()[0][..., :1, :]
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the nodes are differentiated; measures that build nodes say so without building any."""
+        return any(a.requires_grad for a in (*self.coords, *self.nodes()))
+
     @abstractmethod
     def inner(self, u: Tangent, v: Tangent) -> Tensor:
         """The inner product of L2(mu), shape (*batch,)."""

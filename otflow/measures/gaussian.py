@@ -107,9 +107,21 @@ class Gaussian(Measure):
 
         The latter is exact for polynomials up to degree five only; energies check it against their `twin`.
         """
+        z, w = self._rule()
+        return self.mean[..., None, :] + z @ self.root.mT, w.expand(*self.batch, len(w))
+
+    def _rule(self) -> tuple[Tensor, Tensor]:
+        """Nodes (q, r) and weights (q,) for the standard normal law."""
         arrays = _standard_nodes(self.root.shape[-1], self.rule)
         z, w = (torch.as_tensor(a, dtype=self.dtype, device=self.device) for a in arrays)
-        return self.mean[..., None, :] + z @ self.root.mT, w.expand(*self.batch, len(w))
+        return z, w
+
+    def probe(self) -> Tensor:
+        return self.mean[..., None, :] + self._rule()[0][:1] @ self.root.mT
+
+    @property
+    def requires_grad(self) -> bool:
+        return any(c.requires_grad for c in self.coords)
 
     def twin(self) -> Self | None:
         """The root turned by a fixed rotation and another rule: where both are exact, energies agree."""

@@ -88,6 +88,10 @@ class Grid(Measure):
         x = torch.stack(torch.meshgrid(*self.axes, indexing="ij"), -1).reshape(-1, len(self.axes))
         return x.expand(*self.batch, *x.shape), self.density.reshape(*self.batch, -1) * self.cell
 
+    @property
+    def requires_grad(self) -> bool:
+        return any(a.requires_grad for a in (self.density, *self.axes))
+
     def inner(self, u: Tangent, v: Tangent) -> Tensor:
         faces = [total(rho * a * b, self.batch) for rho, a, b in zip(self._faces(), u, v, strict=True)]
         return torch.stack(faces).sum(0) * self.cell

@@ -220,6 +220,10 @@ class Quantiles(Measure):
         w = (self.mass[:, None] * share).flatten()
         return x.flatten(-2)[..., None], w.expand(*self.batch, len(w))
 
+    @property
+    def requires_grad(self) -> bool:
+        return self.x.requires_grad  # levels never do
+
     def inner(self, u: Tangent, v: Tangent) -> Tensor:
         return total(u[0] * (self.gram @ v[0]), self.batch)
 

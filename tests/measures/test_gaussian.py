@@ -184,3 +184,43 @@ def test_wrong_covariances_are_refused(name: str) -> None:
     cov, words = WRONG_COV[name]
     with pytest.raises(of.InputError, match=words):
         of.Gaussian.from_cov(np.zeros(2), cov)
+
+
+# --- flags ---------------------------------------------------------------------------------------------
+
+CARRIERS: dict[str, tuple[Any, ...]] = {  # how a measure is made of tensors, and these
+    "particles": (lambda x, w: of.Particles(x, w / w.sum()), normal(3, 2), np.ones(3)),
+    "gaussian": (of.Gaussian, np.zeros(2), np.eye(2)),
+    "gaussian in four dimensions": (of.Gaussian, np.zeros(4), np.eye(4)),
+    "grid": (lambda density: of.Grid(density, [(np.arange(4) + 0.5) / 4]), np.ones(4)),
+    "quantiles": (of.Quantiles, np.array([0.0, 1.0, 3.0]), np.array([0.0, 0.5, 1.0])),
+}
+
+
+@pytest.mark.parametrize("name", CARRIERS)
+def test_a_measure_requires_grad_exactly_if_its_nodes_do(name: str) -> None:
+    make, *arrays = CARRIERS[name]
+    for flags in itertools.product((False, True), repeat=len(arrays)):
+        parts = [torch.tensor(a, requires_grad=f) for a, f in zip(arrays, flags, strict=True)]
+        mu = make(*parts)
+        assert mu.requires_grad == any(a.requires_grad for a in (*mu.coords, *mu.nodes()))
+        torch.testing.assert_close(mu.probe(), mu.nodes()[0][..., :1, :], rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("d", [3, 4])
+def test_no_quadrature_is_built_to_learn_that_nothing_requires_grad(
+    d: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[of.Gaussian] = []
+    nodes = of.Gaussian.nodes
+    monkeypatch.setattr(of.Gaussian, "nodes", lambda self: (built.append(self), nodes(self))[1])
+    eye = np.eye(d)
+    bell, pull = (
+        of.Gaussian(np.zeros(d), eye),
+        of.SteepestDescent(of.QuadraticPotential(eye), of.Wasserstein()),
+    )
+    for field in (of.SoftmaxAttention(eye, eye, -eye), pull):
+        of.flow(bell, field, of.Euler(), t1=0.2, dt=0.1)
+    for energy in (of.Potential(lambda x: x.square().sum(-1)), of.QuadraticInteraction(eye)):
+        assert not energy.wants_graph(bell)
+    assert not built

@@ -107,7 +107,7 @@ def wasserstein(mu: Measure, nu: Measure, p: float = 2, *, start: Plan | None = 
 def w2(mu: Measure, nu: Measure, *, start: Any = None) -> Any:
     """A plan for W2, which may serve as the next ``start``; its ``distance`` has derivatives if asked for."""
     plan = solve(mu, nu, start=start)
-    if torch.is_grad_enabled() and any(a.requires_grad for one in (mu, nu) for a in one.nodes()):
+    if torch.is_grad_enabled() and (mu.requires_grad or nu.requires_grad):
         return replace(plan, distance=wasserstein(mu, nu, start=plan))
     return replace(plan, distance=plan.distance.to(mu.dtype))
 
