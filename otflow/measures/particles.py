@@ -90,6 +90,13 @@ class Particles(Measure):
         other._set(x, weights, label, self.space)
         return other
 
+    def to(self, dtype: torch.dtype) -> Self:
+        """The same cloud in another precision; labels are in double precision whatever it is."""
+        other = object.__new__(type(self))
+        weights = None if self.weights is None else self.weights.to(dtype)
+        other._set(self.x.to(dtype), weights, self.label, self.space)
+        return other
+
     def __getitem__(self, index: Any) -> Self:
         other = object.__new__(type(self))
         weights, label = (

@@ -20,7 +20,7 @@ from otflow.base.tangent import Tangent
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.metrics.base import distance
 from otflow.metrics.bounds import GroundDistances, lower_bound
-from otflow.metrics.twisted import Twisted, flatten, straight_action
+from otflow.metrics.twisted import Twisted, flatten, in_double, straight_action, weight_at
 
 FAR = 1e10  # the objective where a weight is not defined; it is 1 for the straight path
 
@@ -89,6 +89,8 @@ def twisted_wasserstein(
         lower: a number that the weight does not fall below on any path that you allow: for `Partition` and
             paths within |x| <= r that is exp(-|A| r^2).
         tol: how far the squared length of a path may be above the least one with as many pieces, relative.
+            Single precision is computed in double; a weight that only takes, or gives, single precision
+            leaves at least 64 roundings.
         max_iter: iterations for each path.
         on_failure: "raise" raises `ConvergenceError`, which carries the result, if ``tol`` is missed;
             "return" returns it, the bounds being valid still.
@@ -113,7 +115,10 @@ def twisted_wasserstein(
     )
     strict = checks.raises(on_failure)
     with torch.no_grad():
-        result = _solve(mu, nu, metric, options)
+        if isinstance(mu, Particles) and mu.dtype == torch.float32 and metric.weight is not None:
+            result = _in_double(mu, nu, metric, options)
+        else:
+            result = _solve(mu, nu, metric, options)
     if strict and bool(np.any(np.asarray(result.status) != "ok")):
         raise ConvergenceError(
             f"twisted_wasserstein: the path is not the shortest ({result.status}); raise max_iter or tol, or "
@@ -150,6 +155,27 @@ def _exact(d: Tensor, mu: Measure, u: Tangent, options: Options) -> TwistedGeode
     return TwistedGeodesic(d, d, path, d[None], status.names(torch.zeros(d.shape, dtype=torch.long)))
 
 
+# --- precision -----------------------------------------------------------------------------------------
+
+
+def _in_double(mu: Particles, nu: Measure, metric: Twisted, options: Options) -> TwistedGeodesic:
+    """The search in double precision: in single, its objective is rounded far above the tolerance."""
+    if nu.dtype != mu.dtype or not isinstance(nu, Particles):
+        return _solve(mu, nu, metric, options)  # which says why not
+    straight_action(mu, metric, mu.coords * 0.0)  # what is refused in the precision of mu stays refused
+    wide = _solve(mu.to(torch.float64), nu.to(torch.float64), in_double(metric, mu), options)
+    bounds = [_rounded(z, mu.dtype) for z in (wide.upper, wide.lower, wide.refinements)]
+    path = [one.to(mu.dtype) for one in wide.path if isinstance(one, Particles)]
+    return TwistedGeodesic(bounds[0], bounds[1], list(path), bounds[2], wide.status)
+
+
+def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
+    out = value.to(dtype)
+    if not bool(torch.isfinite(out).all()):
+        raise NotFiniteError(f"a twisted length leaves the range of {dtype}; rescale the weight.", value)
+    return out
+
+
 # --- clouds --------------------------------------------------------------------------------------------
 
 
@@ -161,7 +187,8 @@ def _(mu: Particles, nu: Measure, metric: Twisted, options: Options) -> TwistedG
     u = _straight(start, y)
     if metric.weight is None:
         return _exact(w2, start, u, options)
-    problem = GeodesicProblem(start, metric, straight_action(start, metric, u), w2)
+    noise = _noise(weight_at(metric, start).dtype)
+    problem = GeodesicProblem(start, metric, straight_action(start, metric, u), w2, noise)
     path, lengths, codes = _shorten(problem, u, y, options)
     measures = [start.at([x]) for x in path]
     ratio = _finer(measures, metric)
@@ -269,6 +296,7 @@ class GeodesicProblem(NamedTuple):
     metric: Twisted
     scale: Tensor  # (*batch,), the action of the straight path
     w2: Tensor  # (*batch,)
+    noise: float  # what rounding leaves of the square of a slope
 
     def actions(self, path: Tensor) -> Tensor:
         """Of each piece, (K, *batch), for a path (K + 1, *batch, n, d)."""
@@ -326,14 +354,18 @@ def _relax(path: Tensor, problem: GeodesicProblem, options: Options) -> tuple[Te
     z = torch.as_tensor(found.x, dtype=path.dtype, device=path.device).reshape(shape)
     slope = _slope(z, spread, problem)[1]
     # With unit curvature 2 or more, |slope|^2 / 4 is how much less the action could be, relative.
-    missed = slope.square().movedim(0, -1).flatten(-3).sum(-1) > 4 * max(options.tol, _noise(path.dtype))
+    missed = slope.square().movedim(0, -1).flatten(-3).sum(-1) > 4 * max(options.tol, problem.noise)
     code = status.code("max_iter" if found.nit >= options.max_iter else "stalled")
     return spread(z), torch.where(missed, code, 0)
 
 
 def _noise(dtype: torch.dtype) -> float:
-    """What rounding leaves of a slope, squared."""
-    return 1e4 * torch.finfo(dtype).eps ** 2
+    """What rounding leaves of a slope, squared.
+
+    A weight in single precision is rounded before the search, which then ends where it sees no decrease.
+    """
+    eps = torch.finfo(dtype).eps
+    return 1e4 * eps**2 if dtype == torch.float64 else 64 * eps
 
 
 def _spread(path: Tensor, problem: GeodesicProblem) -> Callable[[Tensor], Tensor]:

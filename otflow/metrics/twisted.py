@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.errors import InputError
 from otflow.base.linalg import sqrtm
 from otflow.base.spaces import Euclidean, Torus
 from otflow.base.tangent import Tangent
 from otflow.measures import Gaussian, Grid, Measure, Particles
 from otflow.metrics.base import Metric, Wasserstein, displacement, distance, geodesic_distance
+from otflow.metrics.partition import Partition
 
 NODES = 5  # of Gauss and Legendre along a move: exact if the weight is a polynomial of degree nine along it
 
@@ -155,6 +157,24 @@ def weight_at(metric: Twisted, mu: Particles) -> Tensor:
             "check the weight function",
         )
     return a
+
+
+def in_double(metric: Twisted, mu: Particles) -> Twisted:
+    """The metric for clouds like mu in double precision; a weight that refuses them is asked in its own."""
+    given: Any = metric.weight
+    matrix = None if metric.matrix is None else metric.matrix.double()
+    if type(given) is Partition:
+        return Twisted(Partition(given.A.double()), matrix=matrix)
+
+    def narrow(nu: Particles, x: Tensor) -> Tensor:
+        out: Tensor = given(nu.to(mu.dtype), x.to(mu.dtype))
+        return out
+
+    try:
+        given(mu.to(torch.float64), mu.x.double())
+    except (RuntimeError, TypeError, InputError):  # as of a product with a matrix in single precision
+        return Twisted(narrow, matrix=matrix)  # type: ignore[arg-type]
+    return Twisted(given, matrix=matrix)
 
 
 def multiply(m: Tensor | None, u: Tensor, mu: Measure, *, inverse: bool = False) -> Tensor:

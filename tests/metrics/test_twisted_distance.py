@@ -14,7 +14,7 @@ from scipy import integrate, linalg
 from torch import Tensor
 
 import otflow as of
-from otflow.base.errors import ConvergenceError, InputError
+from otflow.base.errors import ConvergenceError, InputError, NotFiniteError
 from otflow.metrics import Partition, Twisted, distance, path_action, twisted_wasserstein
 from otflow.metrics.bounds import GroundDistances, ball_factor, log_growth, lower_bound
 from otflow.transport import conditional_wasserstein, wasserstein
@@ -339,6 +339,67 @@ def test_single_precision_gives_single_precision() -> None:
     double = twisted_wasserstein(*clouds(), Twisted(Partition(np.eye(2))), levels=2)
     assert way.upper.dtype == torch.float32
     assert way.upper.item() == pytest.approx(double.upper.item(), rel=1e-5)
+
+
+def nudged(mu: of.Particles, seed: int) -> of.Particles:
+    """A cloud in single precision with each number moved to one of its neighbours, on a sphere nearly so."""
+    x, side = mu.x.numpy(), np.random.default_rng(seed).choice([-np.inf, np.inf], mu.x.shape)
+    return of.Particles(np.nextafter(x, side.astype(np.float32)), mu.weights, mu.label, mu.space)
+
+
+WEIGHTS: dict[str, Callable[[], Callable[[of.Measure, Tensor], Tensor]]] = {
+    "partition": lambda: Partition(torch.eye(2)),
+    "function": lambda: lambda mu, x: 1 + x.square().sum(-1),
+    "function of single precision only": lambda: lambda mu, x: 1 + (x @ torch.ones(2, 2)).square().sum(-1),
+    "function with answers in single precision": lambda: lambda mu, x: 1 + x.float().square().sum(-1),
+}
+
+
+@pytest.mark.parametrize("sphere", [False, True])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_the_last_bit_of_single_precision_does_not_decide_how_a_search_ends(name: str, sphere: bool) -> None:
+    space: of.Space = of.Sphere() if sphere else of.Euclidean()
+    for seed in range(4):
+        pair = (normal(5, 2, seed=seed), normal(4, 2, seed=100 + seed))
+        xs = [x / np.linalg.norm(x, axis=-1, keepdims=True) if sphere else 0.5 * x for x in pair]
+        ends = [of.Particles(x.astype(np.float32), space=space) for x in xs]
+        double = twisted_wasserstein(*(one.to(torch.float64) for one in ends), Twisted(wide(name)), levels=1)
+        for shake in range(3):
+            shaken = [nudged(one, shake) for one in ends] if shake else ends
+            way = twisted_wasserstein(*shaken, Twisted(WEIGHTS[name]()), levels=1, on_failure="return")
+            assert way.status == "ok"
+            assert way.upper.dtype == way.lower.dtype == way.path[0].dtype == torch.float32
+            assert way.upper.item() == pytest.approx(double.upper.item(), rel=1e-5)
+
+
+def wide(name: str) -> Callable[[of.Measure, Tensor], Tensor]:
+    """The same weights in double precision."""
+    if name == "partition":
+        return Partition(torch.eye(2).double())
+    if name == "function of single precision only":
+        return lambda mu, x: 1 + (x @ torch.ones(2, 2).double()).square().sum(-1)
+    return lambda mu, x: 1 + x.square().sum(-1)
+
+
+def test_what_does_not_fit_single_precision_is_refused_there_as_before() -> None:
+    mu, nu = (of.Particles(one.x.float()) for one in clouds())
+    with pytest.raises(InputError, match="float32"):
+        twisted_wasserstein(mu, nu, Twisted(Partition(np.eye(2))))
+    with pytest.raises(InputError, match="matrix"):
+        twisted_wasserstein(mu, nu, Twisted(Partition(torch.eye(2)), matrix=M))
+    with pytest.raises(InputError):
+        twisted_wasserstein(mu, clouds()[1], Twisted(Partition(torch.eye(2))))
+    with pytest.raises(NotFiniteError, match="float32"):
+        twisted_wasserstein(mu, nu, Twisted(Partition(1e3 * torch.eye(2))))
+    steep = Twisted(lambda mu, x: torch.exp(300 * x[..., 0].double()))
+    with pytest.raises(NotFiniteError, match="float32"):
+        twisted_wasserstein(*(of.Particles(torch.full((1, 1), z)) for z in (1.0, 2.0)), steep, levels=1)
+
+
+def test_a_search_in_single_precision_that_is_cut_short_says_so() -> None:
+    mu, nu = (of.Particles(one.x.float()) for one in clouds())
+    way = twisted_wasserstein(mu, nu, Twisted(Partition(torch.eye(2))), max_iter=1, on_failure="return")
+    assert way.status == "max_iter"
 
 
 def test_steps_out_of_the_domain_of_a_weight_are_taken_back() -> None:
