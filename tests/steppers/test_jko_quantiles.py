@@ -322,6 +322,72 @@ def test_single_precision_gives_the_same_to_single_precision() -> None:
         assert mu.distance(move.mu).item() == pytest.approx(jko(mu, F, 0.5).cost.sqrt().item(), rel=1e-4)  # type: ignore[arg-type]
 
 
+ONE = torch.ones(1, 1)
+ROUGH: dict[str, Callable[[torch.dtype], of.Energy]] = {  # by the precision that they are made for
+    "entropy": lambda dtype: Entropy(),
+    "porous": lambda dtype: PorousMedium(2.0),
+    "porous in a well": lambda dtype: PorousMedium(3.0) + WELL,
+    "crowd": lambda dtype: DensityBound(2.0) + of.QuadraticPotential(ONE.to(dtype)),
+    "attracting": lambda dtype: Entropy() + of.QuadraticInteraction(ONE.to(dtype)),
+    "function of one precision": lambda dtype: (
+        Entropy() + of.Potential(lambda x: (x @ ONE.to(dtype)).square().sum(-1) / 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("far", [0.0, 50.0])
+@pytest.mark.parametrize("name", ROUGH)
+def test_quantiles_close_to_each_other_are_moved_in_single_precision_as_in_double(
+    name: str, far: float
+) -> None:
+    """Gaps down to 1e-5: in single precision their curvature hid the metric, and a step stood still."""
+    if far and "well" in name:
+        return
+    levels, digits = np.linspace(0, 1, 61), 3e-6 if "function" in name else 3e-7
+    for seed in range(3):
+        gaps = np.random.default_rng(seed).exponential(size=61) ** 2 / 30 + 3e-5
+        x = (far + gaps.cumsum()).astype(np.float32)
+        for shake in range(2):
+            if shake:  # to one of the neighbours of each number
+                x = np.nextafter(x, np.random.default_rng(shake).choice(np.float32([-1e9, 1e9]), x.shape))
+            for tau in (1e-3, 1.0):
+                single = jko(Quantiles(x, levels), ROUGH[name](torch.float32), tau)
+                double = jko(Quantiles(x.astype(float), levels), ROUGH[name](torch.float64), tau)
+                assert single.mu.dtype == single.cost.dtype == single.residual.dtype == torch.float32
+                assert single.status == double.status
+                assert single.cost.item() == pytest.approx(double.cost.item(), rel=1e-5)
+                torch.testing.assert_close(
+                    single.mu.coords[0].double(), double.mu.coords[0], rtol=digits, atol=digits
+                )
+
+
+def test_a_bound_and_a_function_of_single_precision_leave_four_digits() -> None:
+    crowd = [
+        DensityBound(2.0) + of.Potential(lambda x, one=one: (x @ one).square().sum(-1) / 2)  # type: ignore[misc]
+        for one in (ONE, ONE.double())
+    ]
+    x, levels = (
+        np.sort(np.random.default_rng(0).standard_normal(41)).astype(np.float32),
+        np.linspace(0, 1, 41),
+    )
+    single, double = (
+        jko(Quantiles(x, levels), crowd[0], 1.0),
+        jko(Quantiles(x.astype(float), levels), crowd[1], 1.0),
+    )
+    assert single.status == double.status == "ok"
+    assert single.cost.item() == pytest.approx(double.cost.item(), rel=1e-4)
+
+
+def test_a_step_in_single_precision_has_derivatives_in_the_measure() -> None:
+    x = small().x.float().requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    for one in (x, wide):
+        jko(Quantiles(one, SMALL), Entropy() + parabola(1.0), 0.2).mu.coords[0].square().sum().backward()
+    assert x.grad is not None
+    assert wide.grad is not None
+    torch.testing.assert_close(x.grad.double(), wide.grad, rtol=1e-5, atol=1e-5)
+
+
 # --- derivatives ---------------------------------------------------------------------------------------
 
 

@@ -31,7 +31,10 @@ from otflow.energies.quantiles import curvature
 from otflow.measures.quantiles import Quantiles, Tridiagonal
 from otflow.metrics import Wasserstein
 from otflow.steppers.jko.base import Move, MovementProblem, minimise
+from otflow.steppers.jko.precision import SINGLE, Asked, in_double
 
+TOL = 1e-9
+COARSE = 1e-4  # with a bound on the density, if other terms are in single precision: what that leaves
 MAX_ITER = 200
 HALVINGS = 40
 DENSE = 4000  # levels up to which an interaction is solved, with that many squared numbers
@@ -46,9 +49,16 @@ def _(mu: Quantiles, problem: MovementProblem, start: Any = None) -> Move:
     distance to it in W2 if the energy is convex. A member whose Hessian is not positive definite somewhere on
     the way is "uncertified": what was found may be one of several minima, or a saddle. The result has
     derivatives with respect to mu and to parameters of the energy, by the implicit function theorem.
+
+    Single precision is computed in double: where gaps are small next to x, it leaves no digit of them.
     """
+    wide = replace(problem, energy=in_double(problem.energy, mu))
+    return _rounded(_minimise(mu.at([mu.x.double()]), wide, start), mu)
+
+
+def _minimise(mu: Quantiles, problem: MovementProblem, start: Any) -> Move:
     step = _Step.of(mu, problem)
-    own = 1e-9 if mu.dtype == torch.float64 else 1e-4
+    own = TOL if step.asked is None or step.floor is None else COARSE
     tol = own if problem.tol is None else problem.tol
     with torch.no_grad():
         at, newton, iterations, stalled = _solve(step, step.first(start), tol, problem.max_iter or MAX_ITER)
@@ -65,6 +75,19 @@ def _(mu: Quantiles, problem: MovementProblem, start: Any = None) -> Move:
         message="" if bool((failed == 0).all()) else _message(newton, iterations),
         gap=None if step.floor is None else _gap(step, at, newton),
         state=u,
+    )
+
+
+def _rounded(move: Move, mu: Quantiles) -> Move:
+    """The move in the precision of mu."""
+    if mu.dtype == torch.float64:
+        return move
+    return replace(
+        move,
+        mu=mu.at([c.to(mu.dtype) for c in move.mu.coords]),
+        cost=move.cost.to(mu.dtype),
+        residual=move.residual.to(mu.dtype),
+        gap=None if move.gap is None else move.gap.to(mu.dtype),
     )
 
 
@@ -114,6 +137,20 @@ class _Step:
         limit = min((term.limit for term, _ in bounds), default=math.inf)
         floor = mu.mass / limit if bounds else None
         return cls(mu.at([mu.x.detach()]), Sum(smooth) if smooth else None, problem.tau, floor)
+
+    @cached_property
+    def asked(self) -> _Step | None:
+        """The part of the energy that is rounded to single precision, without the metric."""
+        pairs = [] if self.energy is None else self.energy.pairs()
+        some = [(term, c) for term, c in pairs if isinstance(term, Asked)]
+        return _Step(self.mu, Sum(some), math.inf, None) if some else None
+
+    def coarse(self, x: Tensor, tau: float) -> Tensor:
+        """What single precision does to the gradient, as a decrement times tau^(1/2), (*batch,)."""
+        g = self.differential(x)
+        slope = (g * self.mu.gram.solve(g)).sum(-1).clamp(min=0).sqrt()
+        turned = (self.hessian(x).diag.abs() * x.square()).sum(-1).sqrt()
+        return 4 * SINGLE * (turned + math.sqrt(tau) * slope)
 
     def squared(self, u: Tensor) -> Tensor:
         return self.mu.inner(Tangent([u]), Tangent([u]))
@@ -201,6 +238,8 @@ def _linearise(step: _Step, at: _Point, tol: float) -> tuple[_Point, _Newton]:
     u, dF = at.x - step.mu.x, step.differential(at.x)
     g, H = dF + step.mu.gram @ u / step.tau, step.hessian(at.x)
     rounded = 2 * torch.finfo(at.x.dtype).eps * (H.diag * at.x.square()).sum(-1).clamp(min=0).sqrt()
+    if (asked := step.asked) is not None:
+        rounded = rounded + asked.coarse(at.x, step.tau)
     scale = _scale(step, u, dF, rounded / math.sqrt(step.tau) / tol)
     if step.floor is not None:
         at, z = _with_multipliers(step, at, scale)
@@ -273,7 +312,8 @@ def _line_search(step: _Step, at: _Point, newton: _Newton, done: Tensor) -> Tens
     """Step lengths (*batch,): gaps stay open and the merit decreases as it should; 0 if none does."""
     start = step.merit(at.x, at.slack, at.nu)
     slope = (newton.g * newton.dx).sum(-1)
-    noise = 64 * torch.finfo(at.x.dtype).eps * (1 + start.abs())  # below, decrease cannot be seen
+    eps = torch.finfo(at.x.dtype).eps if step.asked is None else SINGLE
+    noise = 64 * eps * (1 + start.abs())  # below, decrease cannot be seen
     t = torch.where(done, 0.0, torch.ones_like(slope))
     for _ in range(HALVINGS):
         value = step.merit(*_moved(step, at, t[..., None] * newton.dx), at.nu)
