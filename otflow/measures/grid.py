@@ -164,8 +164,8 @@ def _check_axes(density: Tensor, axes: tuple[Tensor, ...]) -> None:
             "check density and axes",
         )
     for i, a in enumerate(axes):
-        h = torch.diff(a)
-        if (h <= 0).any() or ((h - h[0]).abs() > 1e-6 * h[0].abs()).any():
+        h, rounding = torch.diff(a), 2 * torch.finfo(a.dtype).eps * a.abs().max()
+        if (h <= 0).any() or ((h - h[0]).abs() > 1e-6 * h[0].abs() + rounding).any():
             checks.fail(
                 f"axes[{i}]",
                 f"steps from {h.min().item():g} to {h.max().item():g}",

@@ -278,8 +278,8 @@ def singular_values(
     Args:
         mu0, field, stepper, t1, dt, t0: as in `Propagator`.
         k: how many; multiple values are found as often as they occur, up to k times.
-        tol: residual over s_1 at which a pair counts as found. Values are then right to about tol^2 s_1 over
-            their relative gap to the next.
+        tol: residual over s_1 at which a pair counts as found; at least 100 rounding errors of the dtype of
+            mu0. Values are then right to about tol^2 s_1 over their relative gap to the next.
         max_iter: limit on the rounds.
         rng: for the start: a seed or a `numpy.random.Generator`.
         on_failure: "raise" raises `ConvergenceError`, which carries the spectrum, if a member missed ``tol``.
@@ -294,7 +294,8 @@ def singular_values(
     tensor([ 1., -1.], dtype=torch.float64)
     """
     loud, k = checks.raises(on_failure), checks.count(k, "k")
-    checks.positive(tol, "tol"), checks.count(max_iter, "max_iter")
+    tol, max_iter = checks.positive(tol, "tol"), checks.count(max_iter, "max_iter")
+    tol = max(tol, 100 * torch.finfo(mu0.dtype).eps) if isinstance(mu0, Measure) else tol
     found = spectrum(Propagator(mu0, field, stepper, t1=t1, dt=dt, t0=t0), k, tol, max_iter, rng)
     if loud and bool((found.codes > 0).any()):
         worst = float((found.residuals / found.values[..., :1]).max())

@@ -154,3 +154,14 @@ def test_wrong_grids_are_refused(name: str) -> None:
     density, axes, words = WRONG[name]
     with pytest.raises(of.InputError, match=words):
         of.Grid(density, axes)
+
+
+@pytest.mark.parametrize("cells", [30, 48, 100, 1000])
+@pytest.mark.parametrize("centre", [0.0, 3.0, 100.0])
+def test_axes_in_single_precision_are_equal_steps_up_to_their_rounding(cells: int, centre: float) -> None:
+    x = (centre + 4 * (np.arange(cells) + 0.5) / cells - 2).astype(np.float32)
+    mu = of.Grid(np.full(cells, 0.25, np.float32) * 4 / (cells * (x[1] - x[0])), [x])
+    assert mu.density.dtype == torch.float32
+    x[cells // 2] += 0.1 * (x[1] - x[0])
+    with pytest.raises(of.InputError, match="equal steps"):
+        of.Grid(np.ones(cells, np.float32), [x])

@@ -292,3 +292,21 @@ def test_inference_mode_is_refused() -> None:
 def test_a_matrix_too_large_to_hold_is_refused() -> None:
     with pytest.raises(of.InputError, match="entries"):
         Propagator(of.Particles(normal(20_000, 1)), DECAY, of.Euler(), t1=1.0, dt=1.0).matrix()
+
+
+@pytest.mark.parametrize("tol", [1e-6, 1e-9])
+def test_the_last_bit_of_single_precision_does_not_decide_whether_singular_values_are_found(
+    tol: float,
+) -> None:
+    """Small tokens and sharp scores: residuals stay at a few rounding errors, which may be above 1e-6."""
+    eye = torch.eye(2)
+    field, limit = of.SoftmaxAttention(1e6 * eye, eye, -eye), 100 * torch.finfo(torch.float32).eps
+    x = (1e-3 * normal(40, 2, seed=1)).astype(np.float32)
+    for shake in range(3):
+        if shake:
+            x = np.nextafter(x, np.random.default_rng(shake).choice(np.float32([-1, 1]), x.shape))
+        found = singular_values(
+            of.Particles(x), field, of.RK4(), t1=1.0, dt=0.25, k=3, tol=tol, on_failure="return"
+        )
+        assert found.status == "ok"
+        assert bool((found.residuals <= limit * found.values[0]).all())

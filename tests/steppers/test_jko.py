@@ -343,6 +343,50 @@ def test_single_precision_passes_the_energy_inequality_at_rest() -> None:
     assert of.jko_step(mu, F, 0.1).status == "ok"
 
 
+def nudged(x: np.ndarray, seed: int) -> np.ndarray:
+    """Every number in single precision moved to one of its neighbours."""
+    return np.nextafter(x, np.random.default_rng(seed).choice(np.float32([-1e9, 1e9]), x.shape))
+
+
+def well(x: Tensor) -> Tensor:
+    return (x.square().sum(-1) - 1).square() / 4 + 0.3 * x[..., 0]
+
+
+def test_narrow_gaussians_in_single_precision_end_where_those_in_double_do() -> None:
+    """Relative to the gradient at a narrow law a loose tolerance is met far from the minimiser."""
+    F = of.Entropy() + of.Potential(well)
+    for seed in range(4):
+        mean, root = (normal(*s, seed=seed).astype(np.float32) for s in ((2,), (2, 2)))
+        for shake in range(2):
+            m, r = (a if shake == 0 else nudged(a, shake) for a in (mean, np.float32(1e-2) * root))
+            single = of.jko_step(of.Gaussian(m, r), F, 0.2, on_failure="return")
+            double = of.jko_step(of.Gaussian(m.astype(float), r.astype(float)), F, 0.2, on_failure="return")
+            assert single.status == double.status
+            assert single.mu.dtype == single.cost.dtype == single.residual.dtype == torch.float32
+            torch.testing.assert_close(single.mu.root.double(), double.mu.root, rtol=1e-5, atol=1e-5)
+
+
+def test_a_law_that_its_energy_takes_in_single_precision_only_is_moved_there() -> None:
+    A = torch.eye(2)
+    F = of.Potential(lambda x: (x @ A).square().sum(-1) / 2)
+    move = of.jko_step(of.Gaussian(torch.ones(2), A), F, 1.0)
+    assert move.mu.dtype == torch.float32
+    torch.testing.assert_close(move.mu.mean, torch.full((2,), 0.5), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("size", [1e-7, 1e-4, 1.0])
+def test_tokens_next_to_each_other_that_go_far_are_moved_in_single_precision(size: float) -> None:
+    """Curvature is seen over a distance that positions resolve where they arrive, not where they start."""
+    for seed in range(4):
+        x = (size * normal(3, 2, seed=seed)).astype(np.float32)
+        for shake in range(3):
+            mu = of.Particles(x if shake == 0 else nudged(x, shake))
+            move = of.jko_step(mu, of.Potential(well), 0.2, on_failure="return")
+            assert move.status == "ok"
+            double = of.jko_step(mu.to(torch.float64), of.Potential(well), 0.2)
+            torch.testing.assert_close(move.mu.x.double(), double.mu.x, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("tau", [0.0, -1.0, float("nan")])
 def test_a_step_takes_time(tau: float) -> None:
     with pytest.raises(of.InputError, match="tau"):

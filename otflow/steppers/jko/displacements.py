@@ -74,7 +74,8 @@ class Displaced:
         scale = torch.where(spread > 1e-8 * self.far, spread, alone)
         scale = torch.where(scale > 0, scale, torch.ones_like(scale))
         noise = max(float(self.problem.energy.precision), torch.finfo(scale.dtype).eps)
-        return torch.sqrt(noise * torch.maximum(self.far, scale) * scale)
+        least = 32 * torch.finfo(scale.dtype).eps * torch.maximum(self.far, alone)  # positions are rounded
+        return torch.maximum(torch.sqrt(noise * torch.maximum(self.far, scale) * scale), least)
 
     def rounding(self, curvature: Tensor) -> Tensor:
         """Positions are rounded, displacements are not: what counts is the curvature of the energy alone."""

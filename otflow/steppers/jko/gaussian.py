@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from otflow.measures import Gaussian
 from otflow.metrics import Wasserstein
 from otflow.steppers.jko.base import Move, MovementProblem, minimise
 from otflow.steppers.jko.displacements import displace
+from otflow.steppers.jko.precision import Asked, doubled, in_double, rounded
 
 CLOSED = (Entropy, QuadraticInteraction, QuadraticPotential)
 
@@ -28,7 +29,17 @@ def _(mu: Gaussian, problem: MovementProblem, start: Any = None) -> Move:
     terms = [term for term, _ in problem.energy.pairs()]
     if isinstance(problem.metric, Wasserstein) and all(isinstance(term, CLOSED) for term in terms):
         return fokker_planck(mu, problem)
-    return displace(mu, problem, start)
+    return _in_double(mu, problem, start) or displace(mu, problem, start)
+
+
+def _in_double(mu: Gaussian, problem: MovementProblem, start: Any) -> Move | None:
+    """The step of a law in single precision by one in double, if the energy takes that."""
+    if mu.dtype == torch.float64 or mu.twin() is not None or not isinstance(problem.metric, Wasserstein):
+        return None
+    energy = in_double(problem.energy, mu)
+    if any(isinstance(term, Asked) for term, _ in energy.pairs()):
+        return None
+    return rounded(displace(doubled(mu), replace(problem, energy=energy), start), mu)
 
 
 @dataclass(frozen=True)

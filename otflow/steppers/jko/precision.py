@@ -1,11 +1,13 @@
-"""Energies of quantiles in double precision, for measures in single.
+"""Steps in double precision, for quantiles and Gaussians in single.
 
-Internal energies see gaps between quantiles, of which single precision leaves few digits or none.
+Internal energies see gaps between quantiles and the smallest axis of a Gaussian, of which single precision
+leaves few digits or none. There are few numbers, so that double precision costs little.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +20,9 @@ from otflow.energies.internal import Internal
 from otflow.energies.quantiles import curvature
 from otflow.measures import Measure
 from otflow.measures.quantiles import Quantiles, Tridiagonal
+from otflow.steppers.jko.base import Move
 
+M = TypeVar("M", bound=Measure)
 SINGLE = torch.finfo(torch.float32).eps
 
 
@@ -44,18 +48,23 @@ def _(energy: Asked, mu: Quantiles) -> Tridiagonal | Tensor:
     return Tridiagonal(H.diag.double(), H.off.double()) if isinstance(H, Tridiagonal) else H.double()
 
 
-def _single(mu: Any) -> Any:
+def _single(mu: M) -> M:
     return mu.at([c.float() for c in mu.coords])
 
 
-def in_double(energy: Energy, mu: Quantiles) -> Energy:
+def doubled(mu: M) -> M:
+    """The same measure in double precision."""
+    return mu.at([c.double() for c in mu.coords])
+
+
+def in_double(energy: Energy, mu: Measure) -> Energy:
     """The energy for measures like mu, but in double precision."""
     if mu.dtype == torch.float64:
         return energy
     return Sum([(_widened(term, mu), c) for term, c in energy.pairs()])
 
 
-def _widened(term: Energy, mu: Quantiles) -> Energy:
+def _widened(term: Energy, mu: Measure) -> Energy:
     """The term itself, if it takes double precision; a function with a matrix in single, say, does not."""
     if type(term) is QuadraticPotential:
         return QuadraticPotential(term.A.double(), term.b.double())
@@ -63,7 +72,21 @@ def _widened(term: Energy, mu: Quantiles) -> Energy:
         return QuadraticInteraction(term.K.double())
     try:
         if not isinstance(term, Internal):
-            term.differential(mu.at([mu.x.detach().double()]))
+            term.differential(doubled(mu.at([c.detach() for c in mu.coords])))
     except (RuntimeError, TypeError, InputError):
         return Asked(term)
     return term
+
+
+def rounded(move: Move, mu: Measure) -> Move:
+    """The move in the precision of mu."""
+    if mu.dtype == torch.float64:
+        return move
+    return replace(
+        move,
+        mu=mu.at([c.to(mu.dtype) for c in move.mu.coords]),
+        cost=move.cost.to(mu.dtype),
+        residual=move.residual.to(mu.dtype),
+        concavity=None if move.concavity is None else move.concavity.to(mu.dtype),
+        gap=None if move.gap is None else move.gap.to(mu.dtype),
+    )

@@ -31,7 +31,7 @@ from otflow.energies.quantiles import curvature
 from otflow.measures.quantiles import Quantiles, Tridiagonal
 from otflow.metrics import Wasserstein
 from otflow.steppers.jko.base import Move, MovementProblem, minimise
-from otflow.steppers.jko.precision import SINGLE, Asked, in_double
+from otflow.steppers.jko.precision import SINGLE, Asked, doubled, in_double, rounded
 
 TOL = 1e-9
 COARSE = 1e-4  # with a bound on the density, if other terms are in single precision: what that leaves
@@ -53,7 +53,7 @@ def _(mu: Quantiles, problem: MovementProblem, start: Any = None) -> Move:
     Single precision is computed in double: where gaps are small next to x, it leaves no digit of them.
     """
     wide = replace(problem, energy=in_double(problem.energy, mu))
-    return _rounded(_minimise(mu.at([mu.x.double()]), wide, start), mu)
+    return rounded(_minimise(doubled(mu), wide, start), mu)
 
 
 def _minimise(mu: Quantiles, problem: MovementProblem, start: Any) -> Move:
@@ -75,19 +75,6 @@ def _minimise(mu: Quantiles, problem: MovementProblem, start: Any) -> Move:
         message="" if bool((failed == 0).all()) else _message(newton, iterations),
         gap=None if step.floor is None else _gap(step, at, newton),
         state=u,
-    )
-
-
-def _rounded(move: Move, mu: Quantiles) -> Move:
-    """The move in the precision of mu."""
-    if mu.dtype == torch.float64:
-        return move
-    return replace(
-        move,
-        mu=mu.at([c.to(mu.dtype) for c in move.mu.coords]),
-        cost=move.cost.to(mu.dtype),
-        residual=move.residual.to(mu.dtype),
-        gap=None if move.gap is None else move.gap.to(mu.dtype),
     )
 
 

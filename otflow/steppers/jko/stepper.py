@@ -48,7 +48,8 @@ class JKO(Stepper):
     below zero. Inner solves that fail end the run with a status.
 
     Args:
-        tol: relative residual of the inner solver; by default 1e-10 (1e-4 in float32), 1e-9 on quantiles. On
+        tol: relative residual of the inner solver; by default 1e-10 (1e-4 on tokens in float32), 1e-9 on
+            quantiles; Gaussians and quantiles in float32 are moved in float64, if the energy takes that. On
             grids it bounds the relative error of the displacement: 1e-4 on the line, in the plane 3e-3 or,
             if larger, 0.4 over the number of cells along an axis.
         max_iter: iterations of the inner solver.
