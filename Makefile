@@ -7,7 +7,7 @@ OUT    ?= out
 JOBS   ?= 2
 
 # Where numbers are tested, and may differ in the last bit from one processor to another.
-NUMERICAL := closed_forms energies fields laws measures metrics stability steppers transport systems corpus
+NUMERICAL := closed_forms energies fields laws measures metrics stability steppers transport papers corpus base dynamics
 
 # One thread per test worker: the workers already share the cores.
 test slow test-cpus: export OMP_NUM_THREADS = 1
