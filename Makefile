@@ -5,13 +5,14 @@ BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 OUT    ?= out
 JOBS   ?= 2
+PYTEST := python -m pytest -n $(JOBS) --dist worksteal
 
-# One thread per test worker: the workers already share the cores.
-test slow: export OMP_NUM_THREADS = 1
+# One thread per process: small matrices gain nothing from more, and test workers share the cores already.
+export OMP_NUM_THREADS = 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format slow docs bench clean
+.PHONY: help demo quick test slow lowest lint format docs bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,12 +27,28 @@ help:  ## show this list
 	$(PIP) -e '.[dev,docs]'
 	@touch $@
 
+.venv-lowest/.dev: pyproject.toml constraints.txt tests/lowest.py
+	@echo "installing otflow and the oldest libraries it promises into .venv-lowest"
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python tests/lowest.py > .venv-lowest/constraints.txt
+	.venv-lowest/bin/python -m pip install --disable-pip-version-check --quiet -c .venv-lowest/constraints.txt -e '.[dev]'
+	@touch $@
+
 demo: .venv/.dev  ## run the first experiment and write out/index.html
 	$(BIN)/otflow reproduce attention-flows --out $(OUT)
 	@echo "Open $(OUT)/index.html in a browser; figures and data are in $(OUT)/attention-flows/."
 
-test: lint  ## lint, then every test: doctests, README and examples included
-	$(BIN)/python -m pytest -n $(JOBS)
+quick: .venv/.dev  ## the fast tests alone: the inner loop, about a minute
+	$(BIN)/$(PYTEST) --quick
+
+test: lint  ## lint, then every test that is not slow: doctests and README included
+	$(BIN)/$(PYTEST)
+
+slow: .venv/.dev  ## the slow tests, examples included; with SHARE=K/N, part K = 0, ..., N - 1 of them
+	$(BIN)/$(PYTEST) -m slow $(if $(SHARE),--share $(SHARE))
+
+lowest: .venv-lowest/.dev  ## the fast tests with the oldest libraries that pyproject.toml promises
+	.venv-lowest/bin/$(PYTEST) --quick -W default
 
 lint: .venv/.dev  ## ruff, formatting and mypy
 	$(BIN)/ruff check .
@@ -41,9 +58,6 @@ lint: .venv/.dev  ## ruff, formatting and mypy
 format: .venv/.dev  ## reformat and repair what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-
-slow: .venv/.dev  ## the tests marked slow
-	$(BIN)/python -m pytest -n $(JOBS) -m slow
 
 docs: .venv/.docs  ## build docs/_build/html, warnings are errors
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
