@@ -5,16 +5,17 @@ BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 OUT    ?= out
 JOBS   ?= 2
+PYTEST := python -m pytest -n $(JOBS) --dist worksteal
 
 # Where numbers are tested, and may differ in the last bit from one processor to another.
-NUMERICAL := closed_forms energies fields laws measures metrics stability steppers transport papers corpus base dynamics
+NUMERICAL := base measures transport metrics energies closed_forms fields steppers dynamics stability papers laws corpus
 
-# One thread per test worker: the workers already share the cores.
-test slow test-cpus: export OMP_NUM_THREADS = 1
+# One thread per process: small matrices gain nothing from more, and test workers share the cores already.
+export OMP_NUM_THREADS = 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-cpus lint format slow docs bench clean
+.PHONY: help demo quick test slow test-cpus lowest lint format docs bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,12 +30,28 @@ help:  ## show this list
 	$(PIP) -e '.[dev,docs]'
 	@touch $@
 
+.venv-lowest/.dev: pyproject.toml constraints.txt tests/lowest.py
+	@echo "installing otflow and the oldest libraries it promises into .venv-lowest"
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python tests/lowest.py > .venv-lowest/constraints.txt
+	.venv-lowest/bin/python -m pip install --disable-pip-version-check --quiet -c .venv-lowest/constraints.txt -e '.[dev]'
+	@touch $@
+
 demo: .venv/.dev  ## run the first experiment and write out/index.html
 	$(BIN)/otflow reproduce attention-flows --out $(OUT)
 	@echo "Open $(OUT)/index.html in a browser; figures and data are in $(OUT)/attention-flows/."
 
-test: lint  ## lint, then every test: doctests, README and examples included
-	$(BIN)/python -m pytest -n $(JOBS)
+quick: .venv/.dev  ## the fast tests alone: the inner loop, about a minute
+	$(BIN)/$(PYTEST) --quick
+
+test: lint  ## lint, then every test that is not slow: doctests and README included
+	$(BIN)/$(PYTEST)
+
+slow: .venv/.dev  ## the slow tests, examples included; with SHARE=K/N, part K = 0, ..., N - 1 of them
+	$(BIN)/$(PYTEST) -m slow $(if $(SHARE),--share $(SHARE))
+
+lowest: .venv-lowest/.dev  ## the fast tests with the oldest libraries that pyproject.toml promises
+	.venv-lowest/bin/$(PYTEST) --quick -W default
 
 test-cpus: .venv/.dev  ## the numerical tests with the kernels of other processors
 	JOBS=$(JOBS) .ci/cpus.sh $(BIN)/python $(addprefix tests/,$(NUMERICAL))
@@ -47,9 +64,6 @@ lint: .venv/.dev  ## ruff, formatting and mypy
 format: .venv/.dev  ## reformat and repair what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-
-slow: .venv/.dev  ## the tests marked slow
-	$(BIN)/python -m pytest -n $(JOBS) -m slow
 
 docs: .venv/.docs  ## build docs/_build/html, warnings are errors
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html

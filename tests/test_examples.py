@@ -17,6 +17,7 @@ def test_there_are_examples() -> None:
     assert EXAMPLES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_example_runs_without_a_warning(path: Path, tmp_path: Path) -> None:
     run = subprocess.run(

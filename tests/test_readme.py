@@ -24,6 +24,8 @@ def test_readme_and_the_page_on_extending_have_code_to_run() -> None:
     assert {"README.md", "extending.md"} <= {page.name for page in PAGES}
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["README.md", "choosing.md"])
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_python_block_runs_on_what_it_declares(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

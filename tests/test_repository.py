@@ -265,6 +265,7 @@ def texts() -> Iterator[Path]:
             yield path
 
 
+@pytest.mark.thorough
 def test_no_file_names_a_path_of_somebodys_machine() -> None:
     machine = re.compile(r"(?<![\w.}~-])(?:/(?:home|root|Users|tmp|work|opt|mnt|private)/|[A-Z]:\\Users)\w")
     found = {

@@ -21,6 +21,7 @@ def softmax(seed: int = 0) -> of.SoftmaxAttention:
     return of.SoftmaxAttention(*normal(3, 2, 2, seed=seed))
 
 
+@pytest.mark.thorough
 def test_a_trajectory_of_sinkhorn_attention_starts_each_scaling_from_the_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -46,6 +47,7 @@ def test_a_trajectory_of_sinkhorn_attention_starts_each_scaling_from_the_last(
     assert total(memory=True) < 0.7 * total(memory=False)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("V", [lambda t: torch.cos(t) * EYES, lambda t: np.cos(float(t)) * EYES.numpy()])
 def test_weights_with_batch_axes_may_depend_on_time_in_adaptive_runs(V: object) -> None:
     mu = of.Particles(normal(3, 5, 2))
@@ -58,6 +60,7 @@ def test_weights_with_batch_axes_may_depend_on_time_in_adaptive_runs(V: object) 
 EYES = torch.stack([EYE, 2 * EYE, -EYE])
 
 
+@pytest.mark.thorough
 def test_layers_with_batch_axes_run_adaptively() -> None:
     V = of.Layers(torch.stack([EYES, 0.5 * EYES]), [0.0, 0.5, 1.0])
     mu, (Q, K) = of.Particles(normal(3, 5, 2)), normal(2, 2, 2)
@@ -166,6 +169,7 @@ def test_weights_of_tokens_and_sigma_keep_the_graph() -> None:
     assert torch.autograd.grad(moved.coords[0].sum(), sigma)[0].item() != 0
 
 
+@pytest.mark.thorough
 def test_methods_keep_their_order_across_a_jump_at_time_zero() -> None:
     V = of.Layers(torch.stack([EYE, -3 * EYE]), [-1.0, 0.0, 1.0])
     mu, (Q, K) = of.Particles(normal(4, 2)), normal(2, 2, 2)
@@ -194,6 +198,7 @@ def test_cubature_that_does_not_resolve_an_energy_is_refused() -> None:
         of.Interaction(lambda x, y: -(x - y).abs().sum(-1), diagonal=False)(of.Gaussian([0.0], [[1.0]]))
 
 
+@pytest.mark.slow(but_for=["stepper0-*", "stepper1-None-field1"])
 @pytest.mark.parametrize(
     "field", [of.SinkhornAttention(EYE, EYE, 50 * EYE), of.Perceptron(50 * EYE, EYE, None, None)]
 )

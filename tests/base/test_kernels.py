@@ -307,6 +307,7 @@ def test_blocks_of_causal_attention_do_not_depend_on_how_labels_are_spread(label
     close(lse, expected[1])
 
 
+@pytest.mark.thorough
 def test_members_of_a_batch_may_have_labels_of_very_different_spread() -> None:
     rng, n = np.random.default_rng(17), 700
     q, k, v = (torch.from_numpy(rng.standard_normal((len(LABELS), n, s))) for s in (2, 2, 3))
@@ -423,6 +424,7 @@ def peak_gigabytes(body: str) -> float:
     return int(run.stdout.split()[-1]) * unit / 1e9
 
 
+@pytest.mark.slow
 def test_softmax_of_50000_tokens_never_holds_the_matrix_of_scores() -> None:
     assert peak_gigabytes(SOFTMAX) < 1.5  # that matrix alone takes 20 GB
 

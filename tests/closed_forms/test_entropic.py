@@ -100,6 +100,7 @@ def slope(S: float, eps: float, scale: bool) -> float:
     return float(np.polyfit(x[inner], mean[inner] - x[inner], 1)[0] / eps)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("S", "eps"), [(1.0, 0.2), (0.5, 1.0), (2.0, 0.5)])
 def test_displacements_are_those_of_the_kernel_on_a_grid(S: float, eps: float) -> None:
     assert cf.l2_displacement([[S]], eps).item() == pytest.approx(slope(S, eps, False), rel=1e-6)

@@ -45,6 +45,7 @@ def test_right_hand_sides_agree_with_the_formulas_to_thirteen_digits(kind: str, 
     assert (np.abs(got - exact).max((1, 2)) <= 1e-13 * np.maximum(np.abs(exact).max((1, 2)), size)).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("d", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_right_hand_sides_equal_quadrature_of_the_definition_to_ten_digits(kind: str, d: int) -> None:
@@ -75,6 +76,8 @@ def path(root: torch.Tensor, A: Array, t: torch.Tensor) -> Array:
         return np.array(S.tolist(), dtype=float)
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["*-1"])
 @pytest.mark.parametrize("d", [1, 2, 4])
 @pytest.mark.parametrize("fraction", [0.5, 0.9, 0.99])
 def test_paths_with_identity_values_are_right_to_nine_digits_almost_until_they_explode(
@@ -94,6 +97,8 @@ def test_paths_with_identity_values_are_right_to_nine_digits_almost_until_they_e
     assert np.median(np.abs(closed - exact).max((1, 2)) / np.abs(exact).max((1, 2))) < 1e-12
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["1"])
 @pytest.mark.parametrize("d", [1, 2, 4])
 def test_explosions_are_detected_and_timed_within_a_tenth_of_a_percent(d: int) -> None:
     A, mu, end = exploding(10 + d, 200, d)
@@ -110,6 +115,7 @@ def test_explosions_are_detected_and_timed_within_a_tenth_of_a_percent(d: int) -
     assert bool(traj.blow_up_time[~finite].isnan().all())
 
 
+@pytest.mark.slow
 def test_sinkhorn_attention_never_explodes_and_keeps_within_its_bound() -> None:
     rng = np.random.default_rng(0)
     for d, n, eps in ((2, 500, 0.5), (3, 300, 1.0), (4, 200, 2.0)):
@@ -124,6 +130,7 @@ def test_sinkhorn_attention_never_explodes_and_keeps_within_its_bound() -> None:
             assert bool((trace <= bound * (1 + 1e-4)).all())
 
 
+@pytest.mark.thorough
 def test_the_l2_counterexample_explodes_when_it_should() -> None:
     example = closed_forms.l2_counterexample()
     S0 = np.array([[1.0, 0.5], [0.5, 1.0]])
@@ -137,6 +144,7 @@ def test_the_l2_counterexample_explodes_when_it_should() -> None:
     assert float(traj.blow_up_time) == pytest.approx(3.0, rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_the_lyapunov_function_falls_along_softmax_flows_with_positive_values() -> None:
     rng = np.random.default_rng(5)
     Q, W = rng.standard_normal((2, 4)), rng.standard_normal((4, 4))

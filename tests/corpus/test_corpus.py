@@ -64,6 +64,7 @@ def test_33_step_size_underflow_is_a_blow_up_with_its_time() -> None:
     assert all(mu.finite() for mu in traj.measures)
 
 
+@pytest.mark.thorough
 def test_33_a_gaussian_under_softmax_blows_up_at_the_known_time() -> None:
     s0 = 0.8
     mu, one = of.Gaussian([0.0], [[math.sqrt(s0)]]), np.ones((1, 1))
@@ -72,6 +73,7 @@ def test_33_a_gaussian_under_softmax_blows_up_at_the_known_time() -> None:
     assert traj.blow_up_time.item() == pytest.approx(1 / (2 * s0), rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_33_one_token_under_unnormalised_attention_blows_up_at_the_known_time() -> None:
     x0, one = 0.5, np.ones((1, 1))
     traj = of.flow(of.Particles([[x0]]), of.UnnormalisedAttention(one, one, one), of.Dopri5(), t1=5.0)
@@ -79,6 +81,7 @@ def test_33_one_token_under_unnormalised_attention_blows_up_at_the_known_time() 
     assert traj.blow_up_time.item() == pytest.approx(scipy.special.exp1(x0**2) / 2, rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_33_members_of_a_batch_blow_up_one_by_one_while_the_others_go_on() -> None:
     mu = of.Particles([[[2.0]], [[0.1]], [[4.0]]])
     traj = of.flow(mu, Growth(), of.Dopri5(), t1=1.0)
@@ -89,6 +92,7 @@ def test_33_members_of_a_batch_blow_up_one_by_one_while_the_others_go_on() -> No
     assert bool(traj.final.finite().all())
 
 
+@pytest.mark.thorough
 def test_33_a_first_velocity_that_is_nan_ends_the_run_at_once() -> None:
     traj = of.flow(of.Particles([[1.0]]), Broken(0.0), of.Dopri5(), t1=1.0, on_failure="return")
     assert traj.status == "blow_up"
@@ -105,6 +109,7 @@ def test_33_a_velocity_that_turns_nan_ends_the_run_just_before() -> None:
     assert traj.final.x.item() == pytest.approx(math.exp(0.05), rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_33_a_stiff_field_takes_many_steps_but_no_wrong_ones() -> None:
     field = of.Perceptron([[-1e4]], [[1.0]], activation=lambda z: z)
     traj = of.flow(of.Particles([[1.0]]), field, of.Dopri5(), t1=0.1, save_at=[0.1])
@@ -112,6 +117,7 @@ def test_33_a_stiff_field_takes_many_steps_but_no_wrong_ones() -> None:
     assert abs(traj.final.x.item()) < 1e-8
 
 
+@pytest.mark.thorough
 def test_33_nothing_depends_on_assert_statements_that_python_o_removes() -> None:
     package = Path(of.__file__).parent
     for path in package.rglob("*.py"):
@@ -306,6 +312,7 @@ def test_40_the_logarithm_of_a_sum_of_exponentials_is_finite_where_the_sum_is_no
     assert lse.item() == pytest.approx(1e4 + math.log(3), rel=1e-15)
 
 
+@pytest.mark.thorough
 def test_40_unnormalised_attention_that_overflows_is_reported_as_a_blow_up() -> None:
     mu = of.Particles([[100.0, 0.0], [0.0, 1.0]])
     for stepper, dt in ((of.Dopri5(), None), (of.RK4(), 0.1)):
@@ -335,6 +342,7 @@ def test_43_one_particle_sees_only_itself(kind: str, d: int, how: str) -> None:
     assert np.abs(v - lone(kind, K.T @ Q, V, x)).max() < 1e-13
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stepper", zoo.STEPPERS)
 def test_43_one_particle_flows(stepper: str) -> None:
     one = np.ones((1, 1))

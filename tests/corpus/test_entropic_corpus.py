@@ -431,6 +431,7 @@ def test_22_a_start_that_is_not_a_number_is_forgotten() -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("h", [1e-6, 1e-4])
 def test_23_divergences_of_nearby_clouds_are_not_negative_and_not_refused(h: float, dtype: Any) -> None:
@@ -445,6 +446,7 @@ def test_23_divergences_of_nearby_clouds_are_not_negative_and_not_refused(h: flo
         assert truth > 0.01 * h**2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ENGINES)
 def test_23_rounding_does_not_make_a_divergence_negative(engine: str) -> None:
     for seed in range(20):  # about half of them would be
@@ -454,6 +456,7 @@ def test_23_rounding_does_not_make_a_divergence_negative(engine: str) -> None:
         assert 0 <= got < 1e-8
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ENGINES)
 def test_23_a_coarse_tolerance_gives_a_coarse_divergence_and_not_a_negative_one(engine: str) -> None:
     for seed in range(5):
@@ -511,6 +514,7 @@ def test_24_the_divergence_has_its_minimum_at_the_target_and_the_cost_where_theo
 # --- 32: a flow -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("eps", [0.1, 0.01, 0.0025])
 def test_32_the_gradient_flow_of_a_divergence_on_the_line_decreases_and_arrives(eps: float) -> None:
     # GeomLoss 0.2.6: NaN from the first step on.

@@ -183,6 +183,7 @@ COSTS: dict[str, Any] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", COSTS)
 def test_27_every_cost_is_streamed_also_for_its_gradient(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Elsewhere: costs other than the squared distance ignored the size of a batch.

@@ -405,6 +405,7 @@ LARGE: dict[str, Callable[[of.Particles, of.Particles], Any]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", LARGE)
 def test_09_fifty_thousand_atoms_are_refused_before_anything_is_allocated(
     name: str, monkeypatch: pytest.MonkeyPatch

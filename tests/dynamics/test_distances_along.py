@@ -177,6 +177,7 @@ def test_a_failure_without_a_value_is_nan_in_what_the_error_carries() -> None:
     assert bool(caught.value.result.isnan().all())
 
 
+@pytest.mark.thorough
 def test_distances_have_gradients_in_the_initial_state() -> None:
     y = run(normal(4, 2, seed=13))
 

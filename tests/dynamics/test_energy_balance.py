@@ -58,6 +58,7 @@ def test_an_energy_that_rises_is_not_monotone() -> None:
     assert float(balance.increase) > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
 def test_attention_balances_energy_and_dissipation(kind: str) -> None:
     A = zoo.spd() / 2
@@ -70,6 +71,7 @@ def test_attention_balances_energy_and_dissipation(kind: str) -> None:
         assert bool(balance.monotone.all())
 
 
+@pytest.mark.thorough
 def test_gaussians_and_grids_balance_too() -> None:
     F = of.QuadraticPotential(np.eye(2)) + of.Entropy()
     field = of.SteepestDescent(F, of.Wasserstein())

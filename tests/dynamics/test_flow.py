@@ -52,6 +52,7 @@ def test_the_last_step_is_shortened_when_dt_does_not_divide_the_span() -> None:
     assert of.flow(POINT, DRIFT, of.Euler(), t1=1.0, dt=0.3).steps == 4
 
 
+@pytest.mark.thorough
 @given(st.integers(1, 300))
 @settings(deadline=None, max_examples=40)
 def test_dt_of_one_nth_takes_n_steps_in_spite_of_rounding(n: int) -> None:
@@ -516,6 +517,7 @@ def test_the_grad_mode_of_the_caller_is_restored() -> None:
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("stepper", "dt"), [(of.RK4(), 0.02), (of.Dopri5(), None)], ids=repr)
 def test_a_member_that_blows_up_does_not_spoil_the_gradient_of_the_others(
     stepper: of.Stepper, dt: float | None
@@ -552,6 +554,7 @@ def test_the_start_is_saved_as_it_came() -> None:
     assert of.flow(POINT, DRIFT, of.Euler(), t1=1.0, dt=0.5).measures[0] is POINT
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("mu0", "dims"),
     [

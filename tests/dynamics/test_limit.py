@@ -36,6 +36,8 @@ def gap(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(((a - b).abs().amax((-1, -2)) / b.abs().amax((-1, -2))).max())
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["3"])
 @pytest.mark.parametrize("d", [3, 4, 5])
 def test_softmax_with_identity_values_ends_in_the_known_limit(d: int) -> None:
     Q, mu = random_case(d, 60, d)
@@ -67,6 +69,7 @@ def test_a_thousand_limits_with_positive_values_exist_and_have_at_most_the_rank_
     assert bool((found.rank <= d - d // 2).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", [3, 4])
 def test_limits_with_positive_values_exist_whatever_their_condition(d: int) -> None:
     Q, mu = random_case(300 + d, 40, d)
@@ -79,6 +82,7 @@ def test_limits_with_positive_values_exist_whatever_their_condition(d: int) -> N
     assert bool(falls.all())
 
 
+@pytest.mark.thorough
 def test_a_root_that_turns_for_ever_does_not_hide_the_limit_of_its_law() -> None:
     """A has a skew part, under which R turns while R R^T converges."""
     Q, mu = random_case(1, 10, 3)
@@ -89,6 +93,7 @@ def test_a_root_that_turns_for_ever_does_not_hide_the_limit_of_its_law() -> None
     assert gap(found.measure.cov, closed_forms.softmax_limit(mu.cov, A)) < 1e-4
 
 
+@pytest.mark.slow
 def test_a_negative_definite_matrix_takes_everything_to_zero() -> None:
     rng = np.random.default_rng(3)
     Q, V = rng.standard_normal((3, 3)), positive(4, 1, 3)[0] + np.eye(3)
@@ -98,6 +103,8 @@ def test_a_negative_definite_matrix_takes_everything_to_zero() -> None:
     assert bool((found.measure.cov == 0).all())
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["1e-60"])
 @pytest.mark.parametrize("scale", [1e-60, 1e-8, 1e8, 1e60])
 def test_limits_do_not_depend_on_units(scale: float) -> None:
     Q, mu = random_case(5, 4, 3)
@@ -109,6 +116,7 @@ def test_limits_do_not_depend_on_units(scale: float) -> None:
     assert gap(wide.measure.cov / scale**2, of.limit(field, mu).measure.cov) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", [2, 4])
 def test_explosions_are_timed(d: int) -> None:
     rng = np.random.default_rng(d)
@@ -121,6 +129,7 @@ def test_explosions_are_timed(d: int) -> None:
     assert float((found.blow_up_time / exact - 1)[finite].abs().max()) < 1e-3
 
 
+@pytest.mark.slow
 def test_growth_without_end_is_an_explosion_at_infinity() -> None:
     """Sinkhorn attention with V = A = I never blows up in finite time, but grows."""
     found = of.limit(
@@ -130,6 +139,7 @@ def test_growth_without_end_is_an_explosion_at_infinity() -> None:
     assert float(found.blow_up_time) == np.inf
 
 
+@pytest.mark.slow
 def test_a_mean_that_grows_makes_the_law_diverge() -> None:
     field = of.SoftmaxAttention([[1.0, 0.0]], [[-1.0, 0.0]], np.eye(2))
     assert of.limit(field, of.Gaussian([0.0, 1.0], np.eye(2))).status == "blow_up"
@@ -145,6 +155,7 @@ def test_a_law_at_rest_is_its_own_limit() -> None:
     assert torch.equal(found.measure.cov, mu.cov)
 
 
+@pytest.mark.slow
 def test_exponential_convergence_has_a_large_rate() -> None:
     """Linear decay of one direction: S11 = exp(-2t)."""
     field = of.Perceptron([[-1.0, 0.0], [0.0, 0.0]], np.eye(2), activation=None)
@@ -154,6 +165,7 @@ def test_exponential_convergence_has_a_large_rate() -> None:
     assert float((found.measure.cov - torch.diag(torch.tensor([0.0, 1.0]))).abs().max()) < 1e-7
 
 
+@pytest.mark.slow
 def test_a_law_that_oscillates_has_no_limit_and_says_so() -> None:
     turn = of.Perceptron([[0.0, -1.0], [1.0, 0.0]], np.eye(2), activation=None)
     mu = of.Gaussian([0.0, 0.0], np.diag([2.0, 1.0]))
@@ -163,6 +175,7 @@ def test_a_law_that_oscillates_has_no_limit_and_says_so() -> None:
     assert of.limit(turn, mu, max_steps=200, on_failure="return").status == "budget"
 
 
+@pytest.mark.thorough
 def test_members_of_a_batch_have_verdicts_of_their_own() -> None:
     A = np.stack([np.diag([-1.0, 0.0]), np.diag([1.0, 0.0]), np.zeros((2, 2))])
     mu = of.Gaussian(np.zeros((3, 2)), np.stack([np.eye(2)] * 3))
@@ -176,6 +189,7 @@ def test_members_of_a_batch_have_verdicts_of_their_own() -> None:
     assert repr(found) == "Limit(batch=(3,))"
 
 
+@pytest.mark.slow
 def test_batches_of_several_axes_keep_their_shape() -> None:
     Q, mu = random_case(6, 6, 3)
     wide = of.Gaussian(mu.mean.reshape(2, 3, 3), mu.root.reshape(2, 3, 3, 3))
@@ -225,6 +239,7 @@ def test_weights_that_jump_are_refused() -> None:
         of.limit(of.SoftmaxAttention(np.eye(2), np.eye(2), V), of.Gaussian([0.0, 0.0], np.eye(2)))
 
 
+@pytest.mark.slow
 def test_a_gradient_flow_has_the_limit_of_the_attention_that_it_equals() -> None:
     A = np.diag([1.0, 0.0])
     mu = of.Gaussian([0.0, 0.0], [[1.0, 0.5], [0.2, 0.8]])
@@ -234,6 +249,7 @@ def test_a_gradient_flow_has_the_limit_of_the_attention_that_it_equals() -> None
     assert gap(a.measure.cov, b.measure.cov) < 1e-6
 
 
+@pytest.mark.thorough
 def test_limits_in_single_precision_exist() -> None:
     eye = torch.eye(2)
     A = torch.tensor([[-1.0, 2.0], [-2.0, 0.0]])

@@ -266,6 +266,7 @@ def test_euler_maruyama_has_strong_order_one_half_for_multiplicative_noise() -> 
     assert slope(DTS, errors) == pytest.approx(0.5, abs=0.15)
 
 
+@pytest.mark.thorough
 def test_euler_maruyama_has_strong_order_one_for_additive_noise() -> None:
     path = of.BrownianPath(22, (PATHS, 1))
     # dX = -2 X dt + 0.7 dW: X_1 = exp(-2) + 0.7 (W_1 - 2 int_0^1 exp(-2 (1 - s)) W_s ds), trapezoidal.

@@ -132,6 +132,7 @@ def test_streams_equal_dense_sums_and_autograd(kind: Any, monkeypatch: pytest.Mo
     torch.testing.assert_close(streamed, expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_array_is_larger_than_the_cloud_or_a_tile(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     n, mu, F = 3000, of.Particles(normal(3000, 2)), kind(0.3 * np.eye(2))
@@ -235,6 +236,7 @@ def test_scores_beyond_the_largest_number_have_no_value(kind: Any) -> None:
         kind([[1.0, 0.3], [0.3, -1.0]])(of.Particles([[1e160, -1e160], [1e160, 1e160]]))
 
 
+@pytest.mark.thorough
 def test_an_ascent_blows_up_like_attention_while_other_members_go_on() -> None:
     x = np.array([[[1.0, 0.2], [0.5, 1.0]], [[0.01, 0.0], [0.0, 0.02]]])
     eye = np.eye(2)

@@ -85,6 +85,7 @@ def rate(F: of.Energy, mu: of.Measure, u: of.Tangent) -> torch.Tensor:
 # --- what all of them have in common -------------------------------------------------------------------
 
 
+@pytest.mark.slow(but_for=["transport-*", "*_mmd-*", "*-gaussian_*", "sinkhorn-uniform", "sinkhorn-batched"])
 @every_case
 def test_the_energy_falls_by_the_squared_speed(energy: str, pair: Any) -> None:
     mu, target = pair()
@@ -96,6 +97,7 @@ def test_the_energy_falls_by_the_squared_speed(energy: str, pair: Any) -> None:
     torch.testing.assert_close(rate(F, mu, v), -speed, rtol=1e-8, atol=0)
 
 
+@pytest.mark.slow(but_for=["transport-*", "*_mmd-*", "*-gaussian_*", "sinkhorn-uniform", "sinkhorn-batched"])
 @every_case
 def test_the_remainder_of_taylor_has_slope_two(energy: str, pair: Any) -> None:
     mu, target = pair()
@@ -202,6 +204,7 @@ def test_the_field_has_directional_derivatives(energy: str) -> None:
     assert float((field.vjp(0.0, mu, c)[0] * u[0]).sum()) == pytest.approx(paired, rel=1e-5)
 
 
+@pytest.mark.slow(but_for=["transport", "*_mmd"])
 @pytest.mark.parametrize("energy", ENERGIES)
 def test_the_energy_decreases_along_its_flow_towards_zero(energy: str) -> None:
     mu, target = cloud(1, 6, 2, uniform=True), cloud(2, 6, 2, uniform=True)
@@ -243,6 +246,7 @@ def test_squared_wasserstein_of_gaussians_is_the_formula_of_bures(name: str) -> 
         np.testing.assert_allclose(by_root[i], 2 * (np.eye(len(S)) - optimal) @ mu.root[i].numpy(), atol=1e-9)
 
 
+@pytest.mark.thorough
 def test_the_flow_of_squared_wasserstein_contracts_at_the_rate_four() -> None:
     """x' = -2 (x - Tx) with a plan that stays: x - Tx decays like exp(-2t), and F like exp(-4t)."""
     mu, target = CLOUDS["uniform"]()
@@ -376,6 +380,7 @@ def test_tiles_can_be_differentiated_again(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", KERNELS)
 def test_no_array_is_larger_than_the_clouds_or_a_tile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     n, mu, target = 1000, cloud(1, 1000, 2), cloud(2, 1000, 2)

@@ -47,6 +47,7 @@ def quotient(field: of.VelocityField, mu: of.Measure, u: of.Tangent, h: float = 
     return terms[0] + terms[1] + terms[2]
 
 
+@pytest.mark.slow(but_for=["*-weighted-*", "*-batched_labelled-streaming", "*-sphere-dense"])
 @pytest.mark.parametrize("how", REGIMES)
 @pytest.mark.parametrize(("name", "measure"), MOVED)
 def test_jvp_is_the_slope_of_a_difference_quotient(name: str, measure: str, how: str) -> None:
@@ -133,6 +134,7 @@ def test_duplicated_tokens_have_finite_derivatives(kind: str, how: str) -> None:
     assert pairing(c, forward) == pytest.approx(pairing(backward, u), rel=1e-10)
 
 
+@pytest.mark.thorough
 def test_1500_tokens_stream_their_derivatives() -> None:
     rng = np.random.default_rng(11)
     mu, (Q, K, V) = (
@@ -195,6 +197,7 @@ def end_of_flow(make: Callable[..., of.VelocityField], **measure: Any) -> Callab
     return final
 
 
+@pytest.mark.slow(but_for=["softmax-*", "l2-streaming", "unnormalised-dense", "sigmoid-*"])
 @pytest.mark.parametrize("how", REGIMES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_flow_is_differentiable_in_its_start_and_its_weights(kind: str, how: str) -> None:
@@ -204,6 +207,7 @@ def test_a_flow_is_differentiable_in_its_start_and_its_weights(kind: str, how: s
         )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", REGIMES)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "sinkhorn"])
 def test_a_causal_flow_is_differentiable_too(kind: str, how: str) -> None:
@@ -215,6 +219,8 @@ def test_a_causal_flow_is_differentiable_too(kind: str, how: str) -> None:
         assert torch.autograd.gradcheck(final, leaves(k=1), eps=1e-5, atol=1e-8, rtol=1e-6)
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["dense"])
 @pytest.mark.parametrize("how", REGIMES)
 def test_a_flow_of_symmetric_sinkhorn_attention_is_differentiable_off_the_symmetric_weights(how: str) -> None:
     x, Q, _, V = leaves()
@@ -224,6 +230,7 @@ def test_a_flow_of_symmetric_sinkhorn_attention_is_differentiable_off_the_symmet
         assert torch.autograd.gradcheck(final, inputs, eps=1e-5, atol=1e-8, rtol=1e-6, fast_mode=True)
 
 
+@pytest.mark.thorough
 def test_a_flow_on_the_sphere_is_differentiable() -> None:
     def final(x: Tensor, Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
         x = x / x.norm(dim=-1, keepdim=True)
@@ -246,6 +253,7 @@ def test_a_flow_of_gaussians_is_differentiable(kind: str) -> None:
     assert torch.autograd.gradcheck(final, [mean, root, Q, K, V], eps=1e-5, atol=1e-8, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_multihead_and_perceptron_parameters_receive_gradients() -> None:
     x, Q, K, V = leaves()
     W, U = (
@@ -292,6 +300,7 @@ def test_layers_and_functions_of_time_that_ask_for_a_gradient_get_one(leaf: str)
         assert bool((grad.reshape(len(grad) if grad.ndim else 1, -1).abs().amax(-1) > 0).all())
 
 
+@pytest.mark.slow
 def test_jvp_works_where_every_warning_is_an_error() -> None:
     code = (
         "import otflow as of; mu = of.Particles([[0.0], [1.0]]);"

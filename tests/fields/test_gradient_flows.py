@@ -54,6 +54,7 @@ def test_a_preconditioned_value_matrix_is_a_metric(kind: str, sign: float, score
     agree(field, descent, zoo.MEASURES["weighted"]())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_energy_falls_at_the_rate_of_the_metric(kind: str) -> None:
     """dF/dt = -<v, v> along the attention flow itself."""
@@ -178,6 +179,7 @@ def test_l2_attention_needs_parallel_queries_and_keys() -> None:
         of.L2Attention(zoo.matrix(5), zoo.matrix(6), A).as_gradient_flow(of.Gaussian)
 
 
+@pytest.mark.thorough
 def test_jko_and_explicit_steps_of_attention_agree_as_steps_shrink() -> None:
     field = of.SoftmaxAttention(A, I, -A)
     descent, mu = (

@@ -98,6 +98,7 @@ def test_attention_projects_like_the_double_integral(kind: Any, kernel: Any, d: 
         same(projected(kind(*m), mu), kernel_integral(kernel, *m, mu, n), 1e-11 if r < 3 else 1e-9)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("d", "n", "tol"), [(3, 16, 1e-11), (4, 9, 1e-9), (5, 6, 1e-7), (6, 5, 1e-6)])
 def test_sigmoid_attention_projects_like_the_integral_over_queries_in_any_dimension(
     d: int, n: int, tol: float
@@ -463,6 +464,7 @@ def test_a_law_that_has_left_floating_point_is_refused(kind: Any) -> None:
             of.GaussianProjection(of.Perceptron(np.eye(2), np.eye(2)))(0.0, mu.at([mu.mean, bad * mu.root]))
 
 
+@pytest.mark.thorough
 def test_a_flow_follows_particles_as_long_as_they_look_gaussian() -> None:
     mu, m = law(155, 2, scale=0.3), matrices(156, 2)
     z = np.random.default_rng(157).standard_normal((3000, 2))

@@ -219,6 +219,7 @@ def test_a_batch_of_times_gives_each_member_its_own_weights(kind: str, weights: 
     assert gap(v, np.stack(members)) < TOL[kind]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("eps", [0.3, 1.0, 4.0])
 @pytest.mark.parametrize("how", REGIMES)
 @pytest.mark.parametrize("form", ["symmetric", "general"])
@@ -296,6 +297,7 @@ def test_on_the_sphere_the_velocity_loses_its_normal_part(kind: str) -> None:
     assert gap(v, flat - (flat * x).sum(1, keepdims=True) * x) < 1e-11
 
 
+@pytest.mark.slow(but_for=["softmax", "l2", "sigmoid", "unnormalised"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_1500_tokens_stream_to_the_same_velocity(kind: str) -> None:
     p = problem(17, n=1500, k=2, scale=0.6)

@@ -61,6 +61,7 @@ def assert_members_agree(mu: of.Measure, run: Any, **close: float) -> None:
             torch.testing.assert_close(a[index], b, **close)
 
 
+@pytest.mark.slow(but_for=["*-sum-*", "*-double_well-rosenbrock", "*-longer_sum-euler"])
 @pytest.mark.parametrize(("name", "energy", "stepper"), CASES)
 def test_a_gradient_flow_of_a_batch_is_that_of_its_members(name: str, energy: str, stepper: str) -> None:
     method = zoo.STEPPERS[stepper]()
@@ -82,6 +83,9 @@ def test_energies_and_differentials_of_a_batch_are_those_of_its_members(name: st
     assert_members_agree(BATCHES[name], lambda mu: [F(mu), *F.differential(mu)], rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow(
+    but_for=["*-euler", "*-heun", "*-rk4", "*-dopri5_fixed", "softmax-*", "sigmoid-*", "block-dopri5"]
+)
 @pytest.mark.parametrize("stepper", zoo.STEPPERS)
 @pytest.mark.parametrize(
     "field", ["softmax", "l2", "sinkhorn", "sigmoid", "multihead", "softmax_of_time", "block"]
@@ -96,6 +100,7 @@ def test_attention_moves_a_batch_like_its_members(field: str, stepper: str) -> N
     assert_members_agree(zoo.MEASURES["batched_labelled"](), run, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.thorough
 def test_each_member_may_have_weights_of_its_own() -> None:
     mu = BATCHES["particles"]
     Q, K, V = (torch.tensor(normal(2, 2, 2, seed=s)) for s in range(3))
@@ -106,6 +111,7 @@ def test_each_member_may_have_weights_of_its_own() -> None:
         torch.testing.assert_close(together[i], alone, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stepper", ["rk4", "dopri5"])
 def test_weights_written_for_one_time_are_right_in_a_batch_too(stepper: str) -> None:
     """Members of an adaptive batch have clocks of their own: two of them, in dimension two, must not mix."""

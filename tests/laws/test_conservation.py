@@ -22,6 +22,7 @@ def mass(mu: of.Measure) -> torch.Tensor:
     return mu.nodes()[1].sum(-1)
 
 
+@pytest.mark.slow(but_for=["grid-*", "grid_batched-*", "grid_3d-longer_sum", "grid_2d-potential"])
 @pytest.mark.parametrize("energy", ENERGIES)
 @pytest.mark.parametrize("name", GRIDS)
 def test_a_grid_keeps_its_mass_and_its_sign(name: str, energy: str) -> None:
@@ -33,6 +34,7 @@ def test_a_grid_keeps_its_mass_and_its_sign(name: str, energy: str) -> None:
     assert not torch.allclose(traj.final.density, traj.measures[0].density, atol=1e-4)
 
 
+@pytest.mark.thorough
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3))
 @settings(deadline=None, max_examples=40)
 def test_below_the_cfl_limit_any_velocity_keeps_mass_and_sign(seed: int, axes: int) -> None:
@@ -97,6 +99,7 @@ def test_weights_labels_and_space_stay_as_they_are(name: str, stepper: str) -> N
     assert not torch.allclose(final.x, mu0.x, atol=1e-3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stepper", zoo.STEPPERS)
 def test_tokens_stay_on_the_sphere(stepper: str) -> None:
     method = zoo.STEPPERS[stepper]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,6 +73,14 @@ PAIRS = [(e, m) for e, (_, measures) in ENERGIES.items() for m in measures]
 TRIPLES = [(e, g, m) for e, m in PAIRS for g, (_, measures) in METRICS.items() if m in measures]
 
 
+def differenced(rows: list[Any]) -> list[Any]:
+    """Differences of these energies solve a problem each: one cloud stands for the other measures."""
+    slow = [
+        row[0] in {"divergence", "transport"} and row[1:] not in {("cloud",), ("w2", "cloud")} for row in rows
+    ]
+    return [pytest.param(*row, marks=[pytest.mark.slow] * s) for row, s in zip(rows, slow, strict=True)]
+
+
 def rate(mu: of.Measure, u: of.Tangent) -> of.Tangent:
     """How the coordinates change when mu moves with the tangent u."""
     return divergence(mu, u) if isinstance(mu, of.Grid) else u
@@ -99,7 +108,7 @@ def _difference(F: of.Energy, mu: of.Measure, u: of.Tangent, h: float) -> Tensor
     return (45 * gaps[0] - 9 * gaps[1] + gaps[2]) / (60 * h)
 
 
-@pytest.mark.parametrize(("energy", "name"), PAIRS)
+@pytest.mark.parametrize(("energy", "name"), differenced(PAIRS))
 def test_the_differential_is_the_first_variation(energy: str, name: str) -> None:
     F, mu = ENERGIES[energy][0](), MEASURES[name]()
     u = random_tangent(mu)
@@ -117,7 +126,7 @@ def test_the_gradient_represents_the_differential(energy: str, metric: str, name
     )
 
 
-@pytest.mark.parametrize(("energy", "metric", "name"), TRIPLES)
+@pytest.mark.parametrize(("energy", "metric", "name"), differenced(TRIPLES))
 def test_the_energy_falls_by_the_squared_speed(energy: str, metric: str, name: str) -> None:
     """d/dt F = -<v, v> to 1e-8."""
     F, g, mu = ENERGIES[energy][0](), METRICS[metric][0](), MEASURES[name]()

@@ -35,6 +35,7 @@ def test_a_field_does_not_care_about_the_order_in_which_tokens_are_listed(field:
     torch.testing.assert_close(v(0.3, permuted(mu, p))[0], v(0.3, mu)[0][..., p, :], rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stepper", zoo.STEPPERS)
 def test_a_flow_does_not_care_about_it_either(stepper: str) -> None:
     v, mu, method = zoo.FIELDS["softmax_causal"](), zoo.MEASURES["labelled"](), zoo.STEPPERS[stepper]()

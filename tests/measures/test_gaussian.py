@@ -32,6 +32,7 @@ def test_gauss_hermite_nodes_are_exact_for_polynomials(r: int, degree: int) -> N
             assert quadrature(r, powers) == pytest.approx(moment(powers), rel=1e-11, abs=1e-10)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("r", [4, 5, 6, 9])
 def test_stroud_nodes_are_exact_up_to_degree_five(r: int) -> None:
     monomials = list(itertools.combinations_with_replacement(range(r), 5))

@@ -33,6 +33,7 @@ def test_it_is_the_sum_of_exponentials(batch: tuple[int, ...], weighted: bool) -
     torch.testing.assert_close(Partition(A).log(mu, x), direct(A, mu, x).log())
 
 
+@pytest.mark.thorough
 def test_large_clouds_are_streamed() -> None:
     n = 3000
     mu, A = of.Particles(normal(n, 2), torch.softmax(normal(n, seed=5), -1)), 0.3 * normal(2, 2)
@@ -104,6 +105,7 @@ def test_points_of_another_dimension_or_precision_are_refused() -> None:
     assert repr(Twisted(Partition(np.eye(2)))) == "Twisted(Partition(d=2))"
 
 
+@pytest.mark.thorough
 def test_memory_grows_with_the_number_of_tokens_only() -> None:
     """A dense matrix of scores would take 800 MB."""
 

@@ -101,6 +101,7 @@ def test_one_particle_in_the_plane_takes_the_bent_way_of_the_half_plane() -> Non
     assert radii == pytest.approx([math.hypot(p[0] - centre, p[1])] * len(radii), rel=2e-3)
 
 
+@pytest.mark.thorough
 def test_two_particles_in_step_see_a_hyperbolic_cosine() -> None:
     """At +-x both weigh (exp(x^2) + exp(-x^2)) / 2."""
     way = twisted_wasserstein(
@@ -111,6 +112,7 @@ def test_two_particles_in_step_see_a_hyperbolic_cosine() -> None:
     assert way.lower.item() <= exact
 
 
+@pytest.mark.thorough
 def test_two_particles_out_of_step_agree_with_the_geodesic_equation() -> None:
     """g_i = w_i a_i(x): geodesics of a diagonal metric on R^2, by scipy's boundary value solver."""
     A, w, start, end = -0.8, np.array([0.3, 0.7]), np.array([0.1, 0.9]), np.array([1.3, 1.6])
@@ -226,6 +228,7 @@ def test_the_mean_inverse_weight_in_a_ball_is_at_most_what_the_bound_uses(
     assert math.log(inverse) <= log + 1e-9
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("scale", [0.03, 0.3, 1.0])
 def test_the_lower_bound_itself_is_below_the_length_of_every_path_found(scale: float, sign: int) -> None:
@@ -259,6 +262,7 @@ def test_the_lower_bound_survives_weights_that_vanish_far_away(x: float) -> None
     assert way.upper.item() == pytest.approx(exact, rel=2e-3)
 
 
+@pytest.mark.thorough
 def test_close_clouds_far_away_have_bounds_that_are_close() -> None:
     x = np.array([3.0, 0.0]) + 0.01 * normal(4, 2)
     mu, nu = of.Particles(x), of.Particles(x + np.array([0.0, 0.02]))
@@ -299,6 +303,7 @@ def test_a_ball_that_is_small_enough_has_factor_one() -> None:
 # --- kinds of input ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_labels_keep_their_mass() -> None:
     x, y, label = 0.5 * normal(6, 2), 0.5 * normal(6, 2, seed=1), [0, 0, 1, 1, 2, 2]
     mu, nu = of.Particles(x, label=label), of.Particles(y[::-1].copy(), label=label[::-1])
@@ -314,6 +319,7 @@ def test_labels_keep_their_mass() -> None:
     assert first.label.sort().values.tolist() == label
 
 
+@pytest.mark.thorough
 def test_batches_are_taken_together() -> None:
     x, y = 0.5 * normal(3, 4, 2), 0.5 * normal(3, 6, 2, seed=1)
     metric = Twisted(Partition(0.5 * np.eye(2)))
@@ -402,6 +408,7 @@ def test_a_search_in_single_precision_that_is_cut_short_says_so() -> None:
     assert way.status == "max_iter"
 
 
+@pytest.mark.thorough
 def test_steps_out_of_the_domain_of_a_weight_are_taken_back() -> None:
     """The weight x is positive to the right of 0 only; there the ways are parabolas, which come near to 0."""
     metric = Twisted(lambda mu, x: x[..., 0])
@@ -414,6 +421,7 @@ def test_steps_out_of_the_domain_of_a_weight_are_taken_back() -> None:
     assert kept.status in ("stalled", "max_iter")
 
 
+@pytest.mark.thorough
 def test_a_path_that_is_not_the_shortest_yet_says_so() -> None:
     mu, nu = clouds()
     metric = Twisted(Partition(np.eye(2)))
@@ -453,6 +461,7 @@ def test_what_has_no_twisted_distance_is_refused() -> None:
         distance(mu, nu, by_weight)
 
 
+@pytest.mark.thorough
 def test_a_weight_that_the_quadrature_misses_is_found_out() -> None:
     spike = of.Twisted(lambda mu, x: 1 + 1e4 * torch.exp(-(((x[..., 0] - 0.3) / 0.005) ** 2)))
     way = of.twisted_wasserstein(of.Particles([[0.0]]), of.Particles([[1.0]]), spike, on_failure="return")

@@ -164,6 +164,7 @@ def test_the_ball_gate_is_open_inside_and_the_printed_one_outside() -> None:
 # --- points ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but_for=["True-0", "False-3"])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("shortcuts", [True, False])
 def test_three_overlapping_clouds_go_to_three_points_with_one_path(seed: int, shortcuts: bool) -> None:
@@ -202,6 +203,7 @@ def test_a_point_that_two_clouds_share_ends_in_two_places() -> None:
     assert min(pdist(np.stack(ends))) > pdist(targets).min() - 2e-3
 
 
+@pytest.mark.slow
 def test_the_path_as_a_field_of_flow_ends_at_the_same_points() -> None:
     sources, targets = problem(4, n=20)
     path = it.interpolate(sources, targets)
@@ -220,6 +222,7 @@ def test_the_frames_of_a_path_end_where_the_path_ends() -> None:
     torch.testing.assert_close(frames.measures[-1].x, path(sources[0]).x, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow(but_for=["0"])
 @pytest.mark.parametrize("seed", range(2))
 def test_five_clouds_in_four_dimensions(seed: int) -> None:
     sources, targets = problem(seed, N=5, d=4)
@@ -270,6 +273,7 @@ def test_targets_may_coincide() -> None:
         assert max(away(path(mu), y) for mu, y in zip(sources, targets[chosen], strict=True)) <= 1e-3
 
 
+@pytest.mark.slow
 def test_targets_may_nearly_coincide() -> None:
     sources, targets = problem(0)
     for gap in (1e-6, 1e-4, 1e-3):
@@ -278,12 +282,14 @@ def test_targets_may_nearly_coincide() -> None:
         assert max(away(path(mu), y) for mu, y in zip(sources, near, strict=True)) <= 1e-3
 
 
+@pytest.mark.slow
 def test_points_at_the_axes_go_to_their_antipodes() -> None:
     x = np.vstack([np.eye(3), -np.eye(3)])
     path = it.interpolate([on_sphere(p[None]) for p in x], -x)
     assert path.errors.max() <= 1e-3
 
 
+@pytest.mark.slow
 def test_clouds_may_change_places_and_go_to_antipodes() -> None:
     sources, _ = problem(0)
     centres = unit(np.stack([mu.x.numpy().mean(0) for mu in sources]))
@@ -291,6 +297,7 @@ def test_clouds_may_change_places_and_go_to_antipodes() -> None:
         assert it.interpolate(sources, targets).errors.max() <= 1e-3
 
 
+@pytest.mark.slow(but_for=["2-3-*", "3-5-True"])
 @pytest.mark.parametrize("shortcuts", [True, False])
 @pytest.mark.parametrize(("N", "d"), [(2, 3), (4, 3), (3, 5)])
 def test_points_may_change_places(N: int, d: int, shortcuts: bool) -> None:
@@ -309,6 +316,7 @@ def test_wide_clouds_are_first_driven_away_from_a_hole() -> None:
     assert path.errors.max() <= 1e-3
 
 
+@pytest.mark.slow
 def test_barycentres_in_one_direction_are_driven_apart_by_a_gate() -> None:
     rng, e = np.random.default_rng(1), np.array([0.0, 0.0, 1.0])
     halves = [cap(60, e, r, rng).x.numpy() for r in (0.3, 0.7)]
@@ -343,6 +351,7 @@ def test_the_same_seed_gives_the_same_path() -> None:
 # --- atoms and fresh samples ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but_for=["0"])
 @pytest.mark.parametrize("seed", range(3))
 def test_targets_of_three_atoms_are_reached_with_the_masses_that_points_allow(seed: int) -> None:
     sources, _ = problem(seed)
@@ -357,6 +366,7 @@ def test_targets_of_three_atoms_are_reached_with_the_masses_that_points_allow(se
     assert path.returned.max() < 1e-6
 
 
+@pytest.mark.slow
 def test_points_and_measures_may_be_mixed_and_atoms_shared() -> None:
     sources, y = problem(0)
     shared = on_sphere(y[:2], [0.5, 0.5])
@@ -415,10 +425,12 @@ def mass_scores(n: int, seed: int) -> Array:
     return scores
 
 
+@pytest.mark.slow
 def test_a_path_serves_a_fresh_sample_of_the_same_laws() -> None:
     fresh_check(5000, 0)
 
 
+@pytest.mark.slow
 def test_the_masses_of_a_fresh_sample_agree_within_three_standard_errors() -> None:
     """The law's with those asked for, as cuts are quantiles of a sample; a sample's with the law's."""
     n, many, seed = 5000, 50_000, 0
@@ -443,6 +455,7 @@ def test_masses_of_fresh_samples_scatter_like_two_samples_and_no_more() -> None:
     assert np.mean(np.abs(scores) > 3) <= 0.03  # one of these 72 is: seed 0, 3.6
 
 
+@pytest.mark.slow
 def test_a_path_serves_another_number_of_points() -> None:
     sources, targets = problem(0, n=2000)
     samples, _ = problem(0, n=500, fresh=7)

@@ -73,6 +73,7 @@ def test_quantile_tokens_are_at_the_distance_that_calculus_gives() -> None:
     assert found.item() == pytest.approx(exact, rel=2e-3)
 
 
+@pytest.mark.slow
 def test_independent_tokens_are_at_the_distance_that_theory_gives() -> None:
     """n E W_2^2 tends to int F (1 - F) / f dx (Bobkov and Ledoux 2019)."""
     F, f = (lambda x: ((x + 3) ** 2 / 4 - 1) / 3), (lambda x: (3 + x) / 6)

@@ -66,6 +66,7 @@ ERRATA: dict[str, int] = {  # how many printed statements are shown to be false
 }
 
 
+@pytest.mark.slow(but_for=["jko-ou-benchmark"])
 @pytest.mark.parametrize("name", PANELS)
 def test_a_quick_run_is_right(name: str, tmp_path: Path) -> None:
     fractions: list[float] = []

@@ -103,6 +103,7 @@ def test_a_batch_of_any_shape_and_an_array_of_numbers_give_one_colour_per_member
     assert len(np.unique(end.get_facecolor(), axis=0)) == 6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("draw", [plot.disk, plot.cone])
 def test_members_that_blow_up_have_a_colour_of_their_own_and_a_legend(draw: Callable[..., Axes]) -> None:
     traj = run(gaussians([[1.0, 0.0], [0.0, 1.0]], [[0.1, 0.0], [0.0, 0.1]]), sign=1.0)
@@ -114,6 +115,7 @@ def test_members_that_blow_up_have_a_colour_of_their_own_and_a_legend(draw: Call
     assert draw(run(gaussians(RANK_ONE)), ax=axes(spatial=draw is plot.cone)).get_legend() is None
 
 
+@pytest.mark.thorough
 def test_a_blow_up_leaves_the_cone_through_its_lid_and_does_not_stretch_it() -> None:
     traj = run(gaussians([[1.0, 0.0], [0.0, 1.0]], [[0.1, 0.0], [0.0, 0.1]]), sign=1.0)
     assert np.trace(traj.final.cov[0].numpy()) > 1e6  # type: ignore[attr-defined]

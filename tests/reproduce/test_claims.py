@@ -44,6 +44,7 @@ def test_equality_of_words_is_exact() -> None:
     assert STATEMENT.equal("1.0", 1.0).verdict == "fails"
 
 
+@pytest.mark.thorough
 @given(finite, finite, st.floats(0, 1), st.floats(0, 1))
 def test_equality_is_numpys_isclose(predicted: float, measured: float, rtol: float, atol: float) -> None:
     claim = STATEMENT.equal(predicted, measured, rtol=rtol, atol=atol)

@@ -49,6 +49,7 @@ def leftovers(folder: Path) -> list[Path]:
     return list(folder.rglob("*.tmp"))
 
 
+@pytest.mark.thorough
 def test_the_script_and_the_module_are_the_same_program() -> None:
     script = in_a_process(PROGRAM, "reproduce", "--help")
     module = in_a_process(sys.executable, "-m", "otflow", "reproduce", "--help")
@@ -68,6 +69,7 @@ def test_a_wrong_name_exits_with_2_in_a_real_process(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.thorough
 def test_without_a_name_the_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("reproduce") == 0
     listing = capsys.readouterr().out
@@ -248,6 +250,7 @@ def best_seconds(*command: str | Path, repeats: int = 7) -> float:
     return min(durations())
 
 
+@pytest.mark.thorough
 def test_help_answers_within_400_ms() -> None:
     assert best_seconds(PROGRAM, "--help") < 0.4
 

@@ -18,6 +18,7 @@ def layers(values: list[float], edges: list[float]) -> Layers:
     return Layers(torch.tensor(values, dtype=torch.float64).reshape(-1, 1, 1), edges)
 
 
+@pytest.mark.slow
 def test_a_huge_constant_of_an_early_layer_does_not_hide_what_comes_later() -> None:
     """The second layer is x' = mean(x), under which translations grow by e."""
     edges = [0.0, 1.0, 2.0]
@@ -29,6 +30,7 @@ def test_a_huge_constant_of_an_early_layer_does_not_hide_what_comes_later() -> N
     assert found.holds(1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_what_an_earlier_layer_moves_between_two_save_times_counts(mirrored: bool) -> None:
     """Tokens fly apart before they attend, or attend before they fall together, within one interval."""
@@ -44,6 +46,7 @@ def test_what_an_earlier_layer_moves_between_two_save_times_counts(mirrored: boo
     assert float(truth.max()) <= float(bound)
 
 
+@pytest.mark.slow
 def test_blocks_that_share_weights_have_their_own_constants() -> None:
     W, U = Constant(torch.tensor([[100.0]]).double()), [[1e-6]]
     blocks = of.Perceptron(W, U, activation=torch.relu) + of.Perceptron(W, U, activation=torch.cos)
@@ -56,6 +59,7 @@ def test_blocks_that_share_weights_have_their_own_constants() -> None:
     assert float(reach) == pytest.approx(1 + 100, rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_a_contraction_holds_up_to_the_error_of_its_steps() -> None:
     mu0 = of.Particles([[1.0, 0.0], [0.0, 1.0], [-0.5, -0.5]])
     found = of.ladder(mu0, of.Perceptron(-5 * np.eye(2), np.eye(2), activation=None), t1=1.0)
@@ -68,6 +72,7 @@ def test_a_contraction_holds_up_to_the_error_of_its_steps() -> None:
     assert not found.holds(1e-9)
 
 
+@pytest.mark.thorough
 def test_tokens_of_unequal_weight_may_be_split_and_reach_covers_it() -> None:
     """nu has the places of mu and nearly its masses, so W_2 is small, but by index tokens moved far."""
     far, small = 0.1, 1e-7

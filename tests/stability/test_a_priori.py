@@ -96,6 +96,7 @@ def cosines(s: float) -> Any:
     return n + (-1) ** n * mp.sin(2 * mp.mpf(s)) / 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ts", [None, [0.0, 3.0]])
 def test_a_norm_with_kinks_in_time_keeps_eight_digits(ts: Any) -> None:
     Q, K, V = (0.5 * draw(2, 2, seed=i) for i in range(3))
@@ -104,6 +105,7 @@ def test_a_norm_with_kinks_in_time_keeps_eight_digits(ts: Any) -> None:
     check(run, lambda s: softmax_log_C(a, 1, mp.exp(2 * v * cosines(s))), 1e-9)
 
 
+@pytest.mark.thorough
 def test_rotations_of_the_values_change_nothing() -> None:
     Q, K, V = (0.5 * draw(2, 2, seed=i) for i in range(3))
 
@@ -132,6 +134,7 @@ def test_layers_have_the_sum_of_their_integrals() -> None:
     check(run, want, 1e-11)
 
 
+@pytest.mark.thorough
 def test_heads_in_time_agree_with_quadrature() -> None:
     Q, K, V = (0.5 * draw(2, 2, 2, seed=i) for i in range(3))
     heads = [
@@ -166,6 +169,7 @@ def test_masked_attention_counts_the_law_more_for_small_p() -> None:
 # --- blow-up -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("a", "v", "R0"), [(1.0, 1.0, 1.0), (0.5, 0.3, 1.2)])
 def test_unnormalised_attention_blows_up_when_the_exponential_integral_says(
     a: float, v: float, R0: float
@@ -193,6 +197,7 @@ def test_a_run_that_ends_before_the_blow_up_has_none() -> None:
     assert run.log_C.isfinite().all()
 
 
+@pytest.mark.slow
 def test_members_of_a_batch_blow_up_each_in_their_time_or_not_at_all() -> None:
     v = torch.tensor([0.0, 1.0, 0.05, 0.4], dtype=torch.float64)
     run = a_priori(of.UnnormalisedAttention(EYE, EYE, v[:, None, None] * EYE), 1.0, t1=1.0)
@@ -223,6 +228,7 @@ def test_a_batch_gives_what_its_members_give(kind: Any) -> None:
         )
 
 
+@pytest.mark.thorough
 def test_five_hundred_configurations_ask_for_norms_once(monkeypatch: pytest.MonkeyPatch) -> None:
     Q, K, V = (0.5 * draw(500, 3, 3, seed=i) for i in range(3))
     calls = []

@@ -58,6 +58,8 @@ def configurations(kind: str, members: int) -> tuple[of.Particles, of.VelocityFi
 KINDS = ("softmax", "l2", "sigmoid", "unnormalised", "multi-head", "causal", "sinkhorn")
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["sigmoid", "causal"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_reaches_the_linearised_constant_on_random_configurations(kind: str) -> None:
     mu, field = configurations(kind, 20 if kind == "sinkhorn" else 500)
@@ -168,6 +170,7 @@ def test_the_duality_map_attains_the_norm(p: float) -> None:
 # --- beyond the linear regime --------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_large_perturbation_is_improved_uphill() -> None:
     # x' = x - x^3 on a line: tokens near 0 are driven apart, so a large perturbation crosses 0.
     well = Given(lambda t, x: x - x**3)
@@ -217,6 +220,7 @@ def test_tries_are_compared_and_may_win() -> None:
     assert "random" in worst.observed
 
 
+@pytest.mark.thorough
 def test_a_batch_takes_the_best_for_each_member() -> None:
     mu, field = configurations("softmax", 4)
     tries = perturbations(mu, 0.3, rng=8)

@@ -180,6 +180,8 @@ def steepest(field: VelocityField, x: Tensor, w: Tensor) -> float:
     return torch.linalg.matrix_norm(J.reshape(x.numel(), -1), 2).item()
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["1.0"])
 @pytest.mark.parametrize("eps", [0.4, 1.0, 2.5])
 def test_the_dense_derivative_of_sinkhorn_attention_stays_below_its_constant(eps: float) -> None:
     rng, best = np.random.default_rng(0), 0.0

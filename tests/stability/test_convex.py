@@ -103,6 +103,8 @@ def clouds(*, centred: bool, weighted: bool) -> tuple[of.Particles, of.Particles
     return made[0], made[1]
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["quadratic-*", "saddle-*", "repulsion-*", "bowl-equal weights"])
 @pytest.mark.parametrize("weighted", [False, True], ids=["equal weights", "other weights"])
 @pytest.mark.parametrize("name", ENERGIES)
 def test_jko_steps_of_clouds_contract(name: str, weighted: bool) -> None:
@@ -132,6 +134,8 @@ SHARP: dict[str, tuple[of.Energy, float, float, float]] = {
 }
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["quadratic", "repulsion"])
 @pytest.mark.parametrize("name", SHARP)
 def test_along_the_weakest_direction_the_bound_is_attained(name: str) -> None:
     energy, lam, shift, stretch = SHARP[name]
@@ -190,6 +194,7 @@ def test_jko_steps_of_the_fokker_planck_equation_contract_gaussians(
         assert slack(jko(mu, near, energy, tau, 3), lam, tau) <= 1 + 1e-7
 
 
+@pytest.mark.thorough
 def test_the_covariance_feels_the_interaction_and_the_mean_does_not() -> None:
     n, d, tau = 200, 3, 0.8
     A, K = matrices(n, d, 1, 0.2), matrices(n, d, 2, 0.5)
@@ -233,6 +238,7 @@ def test_the_fokker_planck_equation_contracts_gaussians_at_the_rate_of_its_poten
         assert float(ratio.max()) <= math.exp(-lam * t) * (1 + 1e-9)
 
 
+@pytest.mark.thorough
 def test_its_flow_on_gaussians_contracts_and_a_shift_along_the_weakest_direction_attains_the_rate() -> None:
     field = descent(of.QuadraticPotential(turned(0.4, 3.0)) + of.Entropy())
     mu, nu = gaussians(10, 2, 1, 0.2), gaussians(10, 2, 2, 0.2)
@@ -284,6 +290,8 @@ def densities(n: int) -> tuple[of.Quantiles, of.Quantiles]:
     )
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["entropy", "porous medium"])
 @pytest.mark.parametrize("name", LINE)
 def test_jko_steps_of_densities_on_the_line_contract(name: str) -> None:
     energy, lam = LINE[name]
@@ -291,6 +299,7 @@ def test_jko_steps_of_densities_on_the_line_contract(name: str) -> None:
         assert slack(jko(*densities(40), energy, tau), lam, tau) <= 1 + 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["entropy", "porous medium"])
 def test_flows_of_densities_on_the_line_contract(name: str) -> None:
     energy, lam = LINE[name]
@@ -299,6 +308,7 @@ def test_flows_of_densities_on_the_line_contract(name: str) -> None:
     assert flow_slack(found, lam) <= 1 + 1e-5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["entropy", "entropy, hill", "porous medium"])
 def test_a_shift_of_a_density_attains_the_bound(name: str) -> None:
     energy, lam = LINE[name]

@@ -77,6 +77,7 @@ def test_autograd_through_the_flow_gives_the_same(name: str) -> None:
     assert slope.item() == pytest.approx(closed(0.81, 0.8).item(), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_at_the_blow_up_covariances_part_with_the_power_three_halves_and_means_with_one_half() -> None:
     left = 2.0 ** -np.arange(1, 8)
     found = of.coupled(*around(1.0, 1e-6), SOFTMAX, FINE, t1=1 - left[-1], save_at=1 - left)
@@ -88,6 +89,7 @@ def test_at_the_blow_up_covariances_part_with_the_power_three_halves_and_means_w
     torch.testing.assert_close(found.ratios, expected, rtol=1e-6, atol=0)
 
 
+@pytest.mark.slow
 def test_no_constant_serves_all_gaussians_under_softmax_attention() -> None:
     t, ratios = 0.5, []
     for left in (1e-1, 1e-2):  # variances that blow up a little later than t
@@ -132,6 +134,7 @@ def worst_direction(S: np.ndarray, A: np.ndarray, t: float) -> np.ndarray:
     return np.tensordot(vectors[:, -1], basis, 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.98])
 def test_in_the_plane_the_worst_perturbation_attains_the_norm_and_no_other_exceeds_it(share: float) -> None:
     t = share * closed_forms.softmax_blow_up_time(S0, A).item()
@@ -152,6 +155,7 @@ def local_slopes(left: np.ndarray, ratios: Tensor) -> np.ndarray:
     return np.diff(ratios.log().numpy()) / np.diff(np.log(left))
 
 
+@pytest.mark.slow
 def test_other_values_leave_the_power_three_halves() -> None:
     """Observed: for V != I, here symmetric and commuting with nothing, there is no closed form."""
     field = of.SoftmaxAttention(A, np.eye(2), [[1.0, 0.3], [0.3, 0.7]])

@@ -11,16 +11,21 @@ import torch
 import otflow as of
 from otflow.papers.stability_estimate.random_fields import FIELDS, cloud
 
-MANY = 500
 MILD = {"Sinkhorn": 0.6, "unnormalised": 0.75}  # a-priori constants without large exponentials
 EYE = torch.eye(2, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", FIELDS)
-def test_the_ladder_holds_on_500_random_configurations(name: str) -> None:
+@pytest.mark.parametrize(
+    ("many", "name"),
+    [
+        *((20, name) for name in ("L2", "sigmoid", "masked softmax", "time-dependent")),
+        *(pytest.param(500, name, marks=pytest.mark.slow) for name in FIELDS),
+    ],
+)
+def test_the_ladder_holds_on_random_configurations(many: int, name: str) -> None:
     """n = 5 tokens in the plane, perturbations of size 1e-6 R0 with R0 = 1, p = 2."""
     rng = np.random.default_rng(11)
-    field, mu0 = FIELDS[name]((MANY,), 2, rng), cloud((MANY,), 5, 2, rng, labelled="masked" in name)
+    field, mu0 = FIELDS[name]((many,), 2, rng), cloud((many,), 5, 2, rng, labelled="masked" in name)
     found = of.ladder(mu0, field, t1=1.0, steps=20, size=1e-6, rng=3)
     assert bool(found.holds(1e-9).all())
     dense = largest_singular_values(mu0, field)
@@ -36,6 +41,8 @@ def largest_singular_values(mu0: of.Particles, field: of.VelocityField) -> torch
     return torch.linalg.svdvals(dense)[..., 0]
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["softmax-1.0", "sigmoid-4.0", "masked softmax-1.5"])
 @pytest.mark.parametrize("p", [1.0, 1.5, 4.0])
 @pytest.mark.parametrize("name", ["softmax", "sigmoid", "multi-head", "masked softmax"])
 def test_the_ladder_holds_for_other_orders(name: str, p: float) -> None:
@@ -46,6 +53,7 @@ def test_the_ladder_holds_for_other_orders(name: str, p: float) -> None:
     assert bool(found.a_priori.log_C[-1].isinf().all()) == (name == "masked softmax" and p == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["softmax", "L2", "sigmoid", "masked softmax"])
 def test_the_ladder_holds_for_perturbations_that_are_not_small(name: str) -> None:
     """With a tube as wide as the cloud, the a-posteriori bound falls back on a-priori constants."""
@@ -57,6 +65,7 @@ def test_the_ladder_holds_for_perturbations_that_are_not_small(name: str) -> Non
         assert bool((found.a_posteriori.tube >= size).all())
 
 
+@pytest.mark.thorough
 def test_more_save_times_sharpen_the_a_posteriori_bound() -> None:
     rng = np.random.default_rng(14)
     field, mu0 = FIELDS["softmax"]((), 2, rng), cloud((), 8, 2, rng, labelled=False)
@@ -68,6 +77,7 @@ def test_more_save_times_sharpen_the_a_posteriori_bound() -> None:
     assert logs[1] - logs[2] < 0.5 * (logs[0] - logs[1])  # an upper sum, of first order
 
 
+@pytest.mark.thorough
 def test_jumps_of_weights_between_save_times_are_seen() -> None:
     V = of.Layers(torch.stack([0.1 * EYE, 3.0 * EYE, 0.1 * EYE]), edges=[0.0, 0.52, 0.58, 1.0])
     rng = np.random.default_rng(15)
@@ -81,6 +91,7 @@ def test_jumps_of_weights_between_save_times_are_seen() -> None:
     assert bool(of.ladder(mu0, field, t1=1.0, steps=20).holds(1e-9))
 
 
+@pytest.mark.thorough
 def test_a_perceptron_beside_attention_has_a_ladder() -> None:
     rng = np.random.default_rng(16)
     block = 0.5 * of.Perceptron(rng.normal(size=(2, 6)) / 3, rng.normal(size=(6, 2)) / 3, rng.normal(size=6))
@@ -89,6 +100,7 @@ def test_a_perceptron_beside_attention_has_a_ladder() -> None:
     assert bool(found.holds(1e-9))
 
 
+@pytest.mark.thorough
 def test_a_bound_for_clouds_with_other_tokens_needs_to_know_how_far_mass_moves() -> None:
     """nu0 has an atom more: the bound with reach= is met."""
     rng = np.random.default_rng(17)
@@ -100,6 +112,7 @@ def test_a_bound_for_clouds_with_other_tokens_needs_to_know_how_far_mass_moves()
     assert float(bound.log_C[-1]) < 0.1 * float(of.stability.a_priori(field, 1.1, t1=1.0).log_C[-1])
 
 
+@pytest.mark.slow
 def test_one_token_has_the_ladder_of_a_linear_flow() -> None:
     """Softmax attention of one token is x' = Vx; all rungs but the last agree for V = I."""
     found = of.ladder(of.Particles([[0.6, 0.8]]), of.SoftmaxAttention(EYE, EYE, EYE), t1=1.0, steps=100)
@@ -149,6 +162,8 @@ def test_fields_without_constants_get_the_rungs_from_below() -> None:
     assert found.holds(1e-9)
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["4.0"])
 @pytest.mark.parametrize("p", [1.0, 4.0])
 def test_sinkhorn_attention_has_the_rungs_from_below_for_every_order(p: float) -> None:
     mu0 = cloud((), 4, 2, np.random.default_rng(0), labelled=False)
@@ -185,6 +200,7 @@ def test_a_linear_perceptron_grows_at_its_logarithmic_norm() -> None:
     assert found.holds(1e-9)
 
 
+@pytest.mark.slow
 def test_huge_constants_are_printed_as_exponentials() -> None:
     mu0 = of.Particles([[1.0, 0.0], [0.0, 1.0]])
     field = of.SoftmaxAttention(EYE, EYE, 1.1 * EYE)
@@ -224,6 +240,7 @@ def test_mistakes_are_told_before_anything_is_run() -> None:
         of.adversary(mu0, field, of.RK4(), t1=1.0, dt=0.1, size=1e-3, tries=[mu0])  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 def test_a_run_that_the_field_did_not_make_has_no_bound() -> None:
     mu0, field = of.Particles([[1.0, 0.0], [0.0, 1.0]]), of.SoftmaxAttention(EYE, EYE, EYE)
     noisy = of.flow(mu0, field, of.Euler(), t1=1.0, dt=0.02, noise=of.CommonNoise(1.0, rng=0))

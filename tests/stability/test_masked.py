@@ -65,6 +65,7 @@ def first_token_moved(n: int) -> tuple[of.Particles, of.Particles]:
 # --- labels --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but_for=["*-Euler", "*-Heun", "*-RK4", "softmax-*", "sigmoid-Dopri5"])
 @pytest.mark.parametrize("stepper", STEPPERS)
 @pytest.mark.parametrize("field", FIELDS)
 def test_labels_stay_and_the_past_does_not_see_the_future(field: str, stepper: str) -> None:
@@ -87,6 +88,7 @@ def test_labels_stay_and_the_past_does_not_see_the_future(field: str, stepper: s
 # --- one order too low ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but_for=["10", "100", "1000"])
 @pytest.mark.parametrize("n", [10, 100, 1000, 10_000])
 def test_the_first_of_n_tokens_moves_all_velocities_by_a_harmonic_number(n: int) -> None:
     mu, nu = first_token_moved(n)
@@ -97,6 +99,7 @@ def test_the_first_of_n_tokens_moves_all_velocities_by_a_harmonic_number(n: int)
     assert gain(AVERAGE, mu, nu, math.inf).item() == 1.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n", [1, 2, 10, 100, 400])
 def test_along_the_flow_the_first_token_acts_like_a_mean_of_bessel_functions(n: int) -> None:
     """sum_i e_i(t) = E I_0(2 sqrt(t M)), M the largest of n standard exponential variables.

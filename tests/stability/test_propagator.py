@@ -138,6 +138,7 @@ def test_weights_that_require_grad_do_not_matter() -> None:
 # --- closed forms --------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_without_scores_only_the_mean_moves_the_tokens() -> None:
     # A = 0: x_i(t) = x_i(0) + (exp(tV) - I) mean, whatever the weights.
     mu, zero = of.Particles(normal(4, 2), weights(4)), np.zeros((2, 2))
@@ -191,6 +192,7 @@ def large(*batch: int, n: int = 40) -> tuple[of.Particles, of.VelocityField]:
     return of.Particles(normal(*batch, n, 2), weights(*batch, n)), attention(*batch)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("batch", "k"), [((), 1), ((), 4), ((3,), 2)])
 def test_large_problems_are_iterated_to_the_same_values(batch: tuple[int, ...], k: int) -> None:
     mu, field = large(*batch)

@@ -63,6 +63,8 @@ ORDERS = [
 ]
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["softmax-*", "*-2.0"])
 @pytest.mark.parametrize(("name", "p"), ORDERS)
 def test_no_displacement_grows_faster_than_the_rate(name: str, p: float) -> None:
     rng = np.random.default_rng(5)

@@ -180,6 +180,7 @@ def _power_iteration(field: of.VelocityField, mu: of.Particles, sigma: float, to
     return 2000
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
 def test_it_takes_a_third_of_the_steps_of_power_iteration(seed: int) -> None:
     field = of.SoftmaxAttention(*0.3 * normal(3, 12, 12, seed=seed))
@@ -188,6 +189,7 @@ def test_it_takes_a_third_of_the_steps_of_power_iteration(seed: int) -> None:
     assert 3 * found.iterations <= _power_iteration(field, mu, found.value.item(), 1e-6)
 
 
+@pytest.mark.thorough
 def test_restarts_lose_nothing() -> None:
     field, mu = (
         FIELDS["sigmoid"][0] + 0.3 * of.Perceptron(W, V, EYE[0], torch.tanh),
@@ -265,6 +267,7 @@ def test_the_constant_carries_no_graph() -> None:
     assert not any(a.requires_grad for a in (found.value, found.residual, *found.direction, *found.image))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [of.SoftmaxAttention, of.SigmoidAttention])
 def test_no_array_is_larger_than_the_basis_or_a_tile(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     n, mu, field = 3000, of.Particles(normal(3000, 2)), kind(*(a[:2, :2] for a in (Q, K, V)))
@@ -299,6 +302,7 @@ def _search(count: int, *, causal: bool) -> Array:
     return np.array(rows)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("causal", "reached"), [(False, 0.95), (True, 0.7)])
 def test_bounds_hold_over_a_random_search_and_data_bound_is_nearly_reached(
     causal: bool, reached: float
@@ -340,6 +344,7 @@ def test_the_formula_with_the_queries_alone_is_no_bound() -> None:
     assert data_bound(field, of.Particles(x)).item() == pytest.approx(9.0)
 
 
+@pytest.mark.thorough
 def test_the_formula_with_the_queries_alone_holds_for_normal_matrices() -> None:
     for seed in range(6):
         B = normal(64, 3, 3, seed=seed)

@@ -49,6 +49,7 @@ def test_the_coefficients_are_those_of_scipy() -> None:
     assert abs(sum(dopri5.E)) < 1e-16
 
 
+@pytest.mark.thorough
 def test_about_as_many_steps_are_taken_as_by_scipy() -> None:
     mu0, field, tol = of.Particles(normal(5, 2)), attention(), 1e-8
 
@@ -60,6 +61,7 @@ def test_about_as_many_steps_are_taken_as_by_scipy() -> None:
     assert 0.7 * theirs < ours < 1.3 * theirs
 
 
+@pytest.mark.thorough
 def test_the_error_is_proportional_to_the_tolerance() -> None:
     mu0, tols = of.Particles(normal(5, 2)), 10.0 ** -np.arange(4, 10)
     exact = by_scipy(attention(), mu0, np.array([2.0]))[0]
@@ -71,6 +73,7 @@ def test_the_error_is_proportional_to_the_tolerance() -> None:
     assert np.all(errors < 100 * tols)
 
 
+@pytest.mark.slow
 def test_a_tighter_tolerance_takes_more_steps() -> None:
     mu0 = of.Particles(normal(5, 2))
     counts = [
@@ -80,6 +83,7 @@ def test_a_tighter_tolerance_takes_more_steps() -> None:
     assert counts[0] < counts[1] < counts[2]
 
 
+@pytest.mark.thorough
 def test_the_whole_trajectory_agrees_with_scipy() -> None:
     mu0, field = of.Particles(normal(6, 2, seed=4)), attention(5)
     traj = of.flow(mu0, field, of.Dopri5(rtol=1e-9, atol=1e-11), t1=2.0)
@@ -106,6 +110,7 @@ def test_clocks_are_exact_at_the_save_times_for_every_member_of_a_batch() -> Non
         assert [t, t] in seen
 
 
+@pytest.mark.slow
 def test_saving_often_does_not_change_the_result_beyond_the_tolerance() -> None:
     mu0, field, stepper = of.Particles(normal(5, 2)), attention(), of.Dopri5(rtol=1e-8, atol=1e-10)
     often = of.flow(mu0, field, stepper, t1=2.0, save_at=np.linspace(0.05, 2, 40)).final.x
@@ -113,6 +118,7 @@ def test_saving_often_does_not_change_the_result_beyond_the_tolerance() -> None:
     torch.testing.assert_close(often, once, rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.thorough
 def test_a_step_cut_short_by_a_save_time_does_not_slow_down_the_next_ones() -> None:
     mu0, field = of.Particles(normal(5, 2)), attention()
     once = of.flow(mu0, field, of.Dopri5(), t1=2.0, save_at=[2.0]).steps
@@ -206,6 +212,8 @@ def test_tokens_at_the_origin_get_a_usable_first_step() -> None:
     assert traj.final.x.item() == pytest.approx(math.sin(1.0), abs=1e-7)
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["1.0"])
 @pytest.mark.parametrize("x0", [0.5, 1.0, 2.0])
 def test_blow_up_is_a_result_with_its_time(x0: float) -> None:
     traj = of.flow(of.Particles([[x0]]), EXPLODING, of.Dopri5(rtol=1e-8, atol=1e-10), t1=5.0, save_at=[5.0])
@@ -216,6 +224,7 @@ def test_blow_up_is_a_result_with_its_time(x0: float) -> None:
     assert traj.final.x.item() > 5.0
 
 
+@pytest.mark.thorough
 def test_a_slow_blow_up_is_found_too() -> None:
     field = Given(lambda t, x: x.square())
     traj = of.flow(of.Particles([[0.8]]), field, of.Dopri5(rtol=1e-8, atol=1e-10), t1=2.0, save_at=[2.0])
@@ -223,12 +232,14 @@ def test_a_slow_blow_up_is_found_too() -> None:
     assert traj.blow_up_time.item() == pytest.approx(1 / 0.8, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_blow_up_is_still_told_from_a_stall_at_a_tight_tolerance() -> None:
     traj = of.flow(of.Particles([[2.0]]), EXPLODING, of.Dopri5(rtol=1e-11, atol=1e-13), t1=1.0, save_at=[1.0])
     assert traj.status == "blow_up"
     assert traj.blow_up_time.item() == pytest.approx(blow_up_time(2.0), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_other_members_of_a_batch_go_on_after_a_blow_up() -> None:
     x0 = [1.0, 0.3, 2.0]
     t1 = 0.9 * blow_up_time(0.3)
@@ -327,6 +338,7 @@ def test_a_linear_flow_follows_the_exponential_of_its_matrix() -> None:
     torch.testing.assert_close(traj.final.x, mu0.x @ torch.linalg.matrix_exp(matrix).mT, rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_large_batch_that_goes_on_without_those_that_have_arrived_keeps_every_member() -> None:
     """Members with scores of very different size: some arrive in a few steps, some explode."""
     rng = np.random.default_rng(0)

@@ -71,6 +71,7 @@ ENERGIES: dict[str, Callable[[], of.Energy]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("energy", ENERGIES)
 @pytest.mark.parametrize("name", ["cloud", "weighted", "batched"])
 def test_the_step_is_stationary_an_optimal_map_and_lowers_the_energy(name: str, energy: str) -> None:
@@ -108,6 +109,7 @@ def test_tokens_on_the_sphere_stay_there_and_pay_for_geodesics() -> None:
     torch.testing.assert_close(arrival, -0.02 * grad, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_ring_of_quartic_repulsion_has_radius_one_over_root_three() -> None:
     field = of.SteepestDescent(of.Interaction(quartic), of.Wasserstein())
     traj = of.flow(of.Particles(0.3 * normal(24, 2)), field, of.JKO(), t1=200.0, dt=2.0)
@@ -117,6 +119,7 @@ def test_the_ring_of_quartic_repulsion_has_radius_one_over_root_three() -> None:
     assert float(traj.certificates["residual"][1:].max()) <= 1e-9
 
 
+@pytest.mark.slow
 def test_the_second_moment_of_the_log_gas_is_half_less_one_over_two_n() -> None:
     n = 30
     field = of.SteepestDescent(of.Interaction(log_gas, diagonal=False), of.Wasserstein())
@@ -221,16 +224,19 @@ def errors(stepper: of.Stepper, steps: np.ndarray) -> list[float]:
     return [of.bures_wasserstein(end, exact).item() for end in ends]
 
 
+@pytest.mark.thorough
 def test_jko_is_of_order_one_against_the_equation() -> None:
     steps = 1 / np.array([20.0, 40, 80, 160])
     assert 0.95 <= slope(steps, errors(of.JKO(), steps)) <= 1.02
 
 
+@pytest.mark.thorough
 def test_extrapolated_jko_is_of_order_two() -> None:
     steps = 1 / np.array([40.0, 80, 160, 320])
     assert 1.9 <= slope(steps, errors(of.Extrapolated(of.JKO()), steps)) <= 2.1
 
 
+@pytest.mark.thorough
 def test_forward_backward_is_of_order_one() -> None:
     S, A = spd(2, 1), spd(2, 2)
     V, H = of.QuadraticPotential(A), of.Entropy()
@@ -267,6 +273,8 @@ def twisted(frozen: bool) -> of.Twisted:
     return of.Twisted(of.Partition(zoo.spd()), frozen=frozen)
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["frozen"])
 @pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "full"])
 def test_twisted_steps_are_of_order_one_towards_softmax_attention(frozen: bool) -> None:
     A = zoo.spd()
@@ -434,6 +442,7 @@ def test_a_multiple_of_an_energy_names_it_too() -> None:
     torch.testing.assert_close(end.mean, torch.full((2,), 0.8).double())
 
 
+@pytest.mark.thorough
 def test_attention_goes_forward_while_entropy_goes_backward() -> None:
     """Softmax attention on a Gaussian plus heat, split: the limit of small steps is the sum."""
     A = zoo.spd() / 4
@@ -463,6 +472,7 @@ def test_steps_far_from_the_origin_are_taken_in_single_precision() -> None:
     torch.testing.assert_close(way, torch.full((20,), 5e-4), rtol=0.05, atol=0)
 
 
+@pytest.mark.thorough
 def test_twisted_steps_on_the_sphere() -> None:
     A = 2 * np.eye(3)
     softmax = of.SoftmaxAttention(A, np.eye(3), -A)

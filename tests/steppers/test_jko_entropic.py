@@ -167,17 +167,16 @@ def direct(mu: of.Grid, F: of.Energy, eps: float, tau: float) -> Tensor:
     return nu
 
 
-SLOW = {"crowd in a bowl"}  # for the method that checks it
-CHECKED = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ENERGIES]
-
-
-@pytest.mark.parametrize("name", CHECKED)
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["entropy", "slow diffusion"])
+@pytest.mark.parametrize("name", ENERGIES)
 def test_a_step_solves_the_convex_problem_over_plans(name: str) -> None:
     mu, eps, tau = density(10), 2e-2, 0.1
     got = take(mu, ENERGIES[name], EntropicJKO(eps, tol=1e-11), tau)
     assert L1(got.final, direct(mu, ENERGIES[name], eps, tau)) < 2e-5
 
 
+@pytest.mark.slow
 def test_a_debiased_step_is_one_of_less_entropy() -> None:
     mu, eps, tau = density(10), 2e-2, 0.1
     F = PorousMedium(2.0) + BOWL
@@ -281,12 +280,14 @@ def error(n: int, eps: float, *, debiased: bool = False) -> float:
     return L1(traj.final, barenblatt(n, R).density)
 
 
+@pytest.mark.thorough
 def test_barenblatt_errors_are_those_of_the_published_scheme_and_proportional_to_eps() -> None:
     coarse, fine = error(64, 1e-3), error(64, 3e-4)
     assert (coarse, fine) == (pytest.approx(0.120, rel=0.1), pytest.approx(0.039, rel=0.1))
     assert 0.8 < math.log(coarse / fine) / math.log(10 / 3) < 1.2
 
 
+@pytest.mark.thorough
 def test_the_debiased_step_beats_the_plain_one_tenfold_on_barenblatt() -> None:
     assert error(64, 3e-4, debiased=True) < 0.1 * error(64, 3e-4)
 
@@ -298,6 +299,7 @@ def test_barenblatt_errors_on_a_fine_grid() -> None:
     assert error(128, 1e-4, debiased=True) < 8e-4
 
 
+@pytest.mark.thorough
 def test_a_crowd_goes_down_its_potential_and_is_never_too_dense() -> None:
     x = centres(24)
     rho = 1.0 * ((x[:, None] < 0.6) & (x < 0.8))
@@ -446,6 +448,7 @@ def test_what_the_step_cannot_do_is_refused(name: str) -> None:
         call()
 
 
+@pytest.mark.thorough
 def test_an_internal_energy_of_somebody_else_needs_its_slope_only() -> None:
     """int rho^4 is three times the porous medium of exponent four."""
     found, known = (

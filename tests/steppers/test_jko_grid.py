@@ -99,6 +99,7 @@ def barenblatt_run(n, tau):
     return L1(mu, barenblatt(R, n)), L1(mu, barenblatt(radius(4e-3), n)), iterations / steps, seconds
 
 
+@pytest.mark.thorough
 def test_the_porous_medium_spreads_like_the_time_discrete_barenblatt_solution():
     errors = [barenblatt_run(128, tau)[:2] for tau in (1e-3, 5e-4)]
     assert max(oracle for oracle, _ in errors) < 6e-4
@@ -153,6 +154,7 @@ def test_the_cost_is_the_squared_distance_of_the_two_gaussians():
     assert move.cost.item() == pytest.approx(((1 + math.sqrt(1 + 4 * 0.3)) / 2 - 1) ** 2, rel=2e-3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("D", [1, 2])
 def test_heavy_tails_of_fast_diffusion_keep_their_mass(D):
     axes = [centres((128, 48)[D - 1], -4.0, 4.0)] * D
@@ -184,6 +186,7 @@ def test_a_crowd_moves_to_the_projection_of_the_free_move():
     assert np.histogram(X, cuts)[0].max() / fine / mu.cell == pytest.approx(limit, rel=1e-2)  # it is active
 
 
+@pytest.mark.thorough
 def test_a_crowd_in_a_bowl_ends_as_a_block_of_the_largest_density():
     x = centres(200, -2.0, 2.0)
     move = run(grid(((x > 0.5) & (x < 1.5)) * 1.0, x), DensityBound(1.0) + BOWL, 0.2, 30)
@@ -192,6 +195,7 @@ def test_a_crowd_in_a_bowl_ends_as_a_block_of_the_largest_density():
     assert mass(move.mu).item() == pytest.approx(1, abs=1e-10)
 
 
+@pytest.mark.thorough
 def test_a_crowd_in_the_plane_respects_the_bound():
     x = centres(48, -2.0, 2.0)
     mu = grid(np.exp(-((x[:, None] - 0.3) ** 2 + x**2) / 0.4), x, x)
@@ -388,6 +392,8 @@ def block(n: int) -> tuple[of.Grid, np.ndarray]:
     return of.Grid(inside / (inside.sum() / n**2), [x, x]), x
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["Entropy()", "DensityBound(4)"])
 @pytest.mark.parametrize("energy", [of.Entropy(), of.PorousMedium(2.0), of.DensityBound(4.0)], ids=repr)
 def test_a_step_from_a_density_that_jumps_is_taken_with_less_blur_than_a_cell(energy: of.Energy) -> None:
     mu, x = block(32)
@@ -418,6 +424,7 @@ def test_the_stand_in_for_a_stalled_step_agrees_with_the_exact_one_where_both_ex
     assert float(other.cost) == pytest.approx(float(exact.cost), rel=2e-2)
 
 
+@pytest.mark.slow
 def test_a_crowd_walks_without_specks() -> None:
     """Steps of a packed crowd leave no single cells behind; near rest they are refused, not guessed."""
     mu, x = block(32)
@@ -435,6 +442,7 @@ def test_a_crowd_walks_without_specks() -> None:
     assert float(traj.certificates["energy_gap"][1:].max()) < 0
 
 
+@pytest.mark.thorough
 def test_mass_and_sign_are_certified() -> None:
     mu, _ = block(32)
     traj = of.flow(mu, of.SteepestDescent(of.PorousMedium(2.0), of.Wasserstein()), of.JKO(), t1=2e-3, dt=1e-3)
@@ -442,6 +450,7 @@ def test_mass_and_sign_are_certified() -> None:
     assert float(traj.certificates["negative"][1:].max()) == 0
 
 
+@pytest.mark.slow
 def test_steps_of_less_than_a_cell_from_a_jump_are_not_taken_for_rest() -> None:
     x = (np.arange(40) + 0.5) / 40 - 0.5
     line = (np.abs(x) < 0.2) / ((np.abs(x) < 0.2).sum() / 40)
@@ -453,6 +462,7 @@ def test_steps_of_less_than_a_cell_from_a_jump_are_not_taken_for_rest() -> None:
     assert float(longer.cost) == pytest.approx(float(alone.cost), rel=0.1)
 
 
+@pytest.mark.thorough
 def test_long_cells_are_not_blurred_across_short_ones() -> None:
     x, y = (np.arange(16) + 0.5) / 4 - 2, (np.arange(64) + 0.5) / 64 - 0.5
     rho = ((np.abs(x) < 1)[:, None] & (np.abs(y) < 0.1)).astype(float)
@@ -462,6 +472,7 @@ def test_long_cells_are_not_blurred_across_short_ones() -> None:
     assert float(move.blur) == 0
 
 
+@pytest.mark.slow
 def test_mass_that_reaches_a_wall_is_charged_for_its_way() -> None:
     """The quantile function of a block [0, 0.2] against that of its end."""
     n = 80
@@ -474,6 +485,7 @@ def test_mass_that_reaches_a_wall_is_charged_for_its_way() -> None:
     assert float(move.cost) == pytest.approx(float(np.mean((far - 0.2 * s) ** 2)), rel=2e-3)
 
 
+@pytest.mark.slow
 def test_members_of_a_batch_in_the_plane_do_not_see_each_other() -> None:
     x, y = (np.arange(16) + 0.5) / 16, (np.arange(21) + 0.5) / 21
     X, Y = np.meshgrid(x, y, indexing="ij")

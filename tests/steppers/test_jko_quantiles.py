@@ -101,6 +101,7 @@ def porous(n: int, tau: float = 0.05, steps: int = 10) -> tuple[Quantiles, Funct
 # --- against the exact scheme --------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("scheme", "bound"), [(heat, 1e-5), (porous, 3e-6)])
 def test_ten_steps_on_a_thousand_levels_follow_the_scheme(scheme: Any, bound: float) -> None:
     sizes = (250, 500, 1000)
@@ -135,6 +136,7 @@ def test_one_step_of_fokker_planck_is_the_gaussian_one(tau: float) -> None:
     assert error(nu.at([nu.x - mean]), lambda s: root * special.ndtri(s)) < 2e-5
 
 
+@pytest.mark.thorough
 def test_fokker_planck_arrives_at_the_gibbs_measure() -> None:
     start = Quantiles.from_ppf(stats.uniform(1, 1).ppf, 400)
     end = run(start, parabola(2.0) + 0.5 * Entropy(), 1.0, 15)
@@ -196,6 +198,7 @@ def test_the_step_is_the_minimiser_that_scipy_finds(name: str) -> None:
     assert float(move.cost) == pytest.approx(mu.distance(move.mu).item() ** 2, rel=1e-12)  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ENERGIES)
 def test_every_step_obeys_the_energy_inequality(name: str) -> None:
     tau, F, mu = 0.3, ENERGIES[name], jko(Quantiles.from_ppf(stats.norm.ppf, 80), ENERGIES[name], 0.3).mu
@@ -220,6 +223,7 @@ def test_two_runs_contract(rate: float) -> None:
 # --- crowds --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_crowd_fills_the_ground_at_the_allowed_density() -> None:
     limit, F = 0.8, parabola(1.0) + DensityBound(0.8)
     mu: Any = Quantiles.from_ppf(stats.norm.ppf, 200)
@@ -243,6 +247,7 @@ def test_a_dense_crowd_is_projected() -> None:
 # --- outcomes ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_members_of_a_batch_are_solved_as_if_alone() -> None:
     mu = small(2, 2)
     for F in (Entropy() + WELL, ENERGIES["bell"], ENERGIES["crowd"]):
@@ -274,6 +279,7 @@ def test_a_long_step_in_a_double_well_is_not_certified() -> None:
     assert "not positive definite" in long.message
 
 
+@pytest.mark.thorough
 def test_thin_tails_that_must_gather_do_not_hold_up_the_rest() -> None:
     mu: Any = Quantiles.from_ppf(stats.norm.ppf, 500)
     F = PorousMedium(2.0) + of.Potential(lambda x: (x**4).sum(-1) / 4)
@@ -391,6 +397,8 @@ def test_a_step_in_single_precision_has_derivatives_in_the_measure() -> None:
 # --- derivatives ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["entropy", "gibbs", "bell"])
 @pytest.mark.parametrize("name", ["entropy", "gibbs", "bell", "warm crowd"])
 def test_a_step_has_derivatives_in_the_measure(name: str) -> None:
     mu = small()

@@ -151,6 +151,16 @@ def errors(case: Problem, kind: type[of.Stepper]) -> tuple[Array, Array]:
     return dts, np.array([np.abs(flat(mu) - case.exact).max() for mu in ends])
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(
+    but_for=[
+        "*-particles",
+        "Heun-sphere",
+        "RK4-gaussian attention",
+        "Dopri5-gaussian attention",
+        "*-jumping layers",
+    ]
+)
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("kind", ORDERS, ids=lambda kind: kind.__name__)
 def test_a_stepper_has_its_order_on_every_kind_of_measure_and_across_jumps(

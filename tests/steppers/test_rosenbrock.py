@@ -17,6 +17,8 @@ def problem(batch: tuple[int, ...] = ()) -> tuple[of.Gaussian, of.VelocityField]
     return mu, of.SoftmaxAttention(lambda t: torch.cos(3 * t)[..., None, None] * Q, -Q, V)
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["0.0001", "1e-06"])
 @pytest.mark.parametrize("rtol", [1e-4, 1e-6, 1e-8])
 def test_the_error_follows_the_tolerance(rtol: float) -> None:
     mu, field = problem((4,))
@@ -25,6 +27,7 @@ def test_the_error_follows_the_tolerance(rtol: float) -> None:
     assert all(float((a - b).abs().max()) < 30 * rtol for a, b in zip(got.coords, exact.coords, strict=True))
 
 
+@pytest.mark.slow
 def test_a_hundredth_of_the_tolerance_takes_a_hundred_to_a_third_steps() -> None:
     """Order three: the error of a step is of order four, of which the controller keeps three."""
     mu, field = problem()
@@ -34,6 +37,7 @@ def test_a_hundredth_of_the_tolerance_takes_a_hundred_to_a_third_steps() -> None
     assert many / few == pytest.approx(10.0, rel=0.3)
 
 
+@pytest.mark.thorough
 def test_fast_modes_do_not_hold_up_the_steps() -> None:
     """Eigenvalues -1e8 and -1: an explicit method would need 1e7 steps."""
     decay = of.Perceptron(np.diag([-1e8, -1.0]), np.eye(2), activation=None)
@@ -43,6 +47,7 @@ def test_fast_modes_do_not_hold_up_the_steps() -> None:
     assert abs(traj.final.mean[0].item()) < 1e-9
 
 
+@pytest.mark.slow
 def test_members_of_a_batch_go_at_their_own_pace() -> None:
     mu, field = problem((5,))
     together = of.flow(mu, field, of.Rosenbrock(), t1=1.0, save_at=[0.0]).final
@@ -76,6 +81,7 @@ def test_a_few_tokens_can_be_stepped_too() -> None:
     assert float((got - exact).abs().max()) < 1e-6
 
 
+@pytest.mark.thorough
 def test_an_explosion_is_timed() -> None:
     one = np.ones((1, 1))
     traj = of.flow(of.Gaussian([0.0], one), of.SoftmaxAttention(one, one, one), of.Rosenbrock(), t1=2.0)
@@ -89,6 +95,7 @@ def test_gradients_are_refused() -> None:
         of.flow(mu, of.SoftmaxAttention(*[[[1.0]]] * 3), of.Rosenbrock(), t1=0.1)
 
 
+@pytest.mark.thorough
 def test_gradient_flows_have_a_jacobian() -> None:
     A = torch.tensor([[1.0, 0.3], [0.3, 0.5]], dtype=torch.float64)
     mu = of.Gaussian([0.0, 0.0], [[1.0, 0.2], [0.0, 0.7]])
@@ -111,6 +118,7 @@ def test_single_precision_stays_single() -> None:
     assert final.final.cov[0, 0].item() == pytest.approx(1 / 3, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_layers_of_a_batch_are_those_of_each_member() -> None:
     rng = np.random.default_rng(3)
     W, eye = torch.from_numpy(rng.standard_normal((3, 7, 2, 2))), np.eye(2)

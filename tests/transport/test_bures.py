@@ -82,6 +82,8 @@ def shaken(S: Array, h: float, seed: int = 1) -> Array:
 # --- precision ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["1-*", "2-*", "3-*", "8-1.0-*-moved", "8-1000000.0-*-shaken"])
 @pytest.mark.parametrize("way", [moved, shaken])
 @pytest.mark.parametrize(("condition", "tol"), [(1.0, 1e-14), (1e2, 1e-14), (1e4, 2e-12), (1e6, 1e-9)])
 @pytest.mark.parametrize("d", [1, 2, 3, 8])
@@ -406,6 +408,7 @@ def test_a_gaussian_has_distance_zero_to_itself_and_gradient_zero() -> None:
     assert torch.equal(root.grad, torch.zeros_like(root))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", RANKS)
 def test_the_gradient_in_means_and_roots_is_right(ranks: tuple[int, int, int]) -> None:
     d, r1, r2 = ranks
@@ -521,6 +524,7 @@ def test_the_exponential_undoes_the_logarithm(pair: list[of.Gaussian]) -> None:
     torch.testing.assert_close(mu.inner(u, u).sqrt(), bures_wasserstein(mu, nu), rtol=1e-7, atol=1e-14)
 
 
+@pytest.mark.thorough
 @given(gaussians(2), st.floats(0.05, 0.95))
 @settings(max_examples=30)
 def test_the_barycentre_of_two_lies_on_the_geodesic(pair: list[of.Gaussian], t: float) -> None:
@@ -825,6 +829,7 @@ def test_a_missed_tolerance_is_reported_with_the_result() -> None:
     assert float(found.residual) == pytest.approx(gap / spread, rel=1e-9)
 
 
+@pytest.mark.thorough
 def test_a_barycentre_is_differentiable_in_means_roots_and_weights() -> None:
     mus, C = members(3, 4, 10.0), torch.tensor(normal(3, 3, seed=3))
 

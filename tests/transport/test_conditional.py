@@ -175,6 +175,7 @@ def test_small_displacements_keep_their_digits() -> None:
 # --- laws ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(seed=SEEDS, p=ORDERS)
 def test_it_is_symmetric_and_obeys_the_triangle_inequality(seed: int, p: float) -> None:
     a, b, c = (cloud(seed + i) for i in range(3))
@@ -184,6 +185,7 @@ def test_it_is_symmetric_and_obeys_the_triangle_inequality(seed: int, p: float) 
     assert conditional_wasserstein(a, a, p).item() == 0.0
 
 
+@pytest.mark.slow
 @given(seed=SEEDS, p=ORDERS, power=st.integers(-100, 100))
 def test_it_scales_with_the_tokens_and_does_not_see_shifts(seed: int, p: float, power: int) -> None:
     mu, nu = cloud(seed), cloud(seed + 1)
@@ -193,6 +195,7 @@ def test_it_scales_with_the_tokens_and_does_not_see_shifts(seed: int, p: float, 
     assert conditional_wasserstein(mu.at([mu.x + 3.0]), nu.at([nu.x + 3.0]), p).item() == pytest.approx(d)
 
 
+@pytest.mark.thorough
 @given(seed=SEEDS, p=ORDERS)
 def test_splitting_an_atom_within_its_fibre_changes_nothing(seed: int, p: float) -> None:
     mu, nu = cloud(seed), cloud(seed + 1)
@@ -204,6 +207,7 @@ def test_splitting_an_atom_within_its_fibre_changes_nothing(seed: int, p: float)
     )
 
 
+@pytest.mark.thorough
 @given(seed=SEEDS)
 def test_conditional_exceeds_relaxed_exceeds_plain_exceeds_sliced(seed: int) -> None:
     mu, nu = cloud(seed), cloud(seed + 1)
@@ -220,6 +224,7 @@ def distance_of(mu: of.Particles, nu: of.Particles, p: float, x: Tensor, y: Tens
     return conditional_wasserstein(mu.at([x]), nu.at([y]), p)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("p", [1, 1.5, 2, 3])
 @pytest.mark.parametrize("labels", ["distinct", "tied"])
 def test_gradients_agree_with_differences(labels: str, p: float) -> None:
@@ -341,6 +346,7 @@ def test_large_labels_keep_their_digits() -> None:
     assert near.distance.item() == pytest.approx(far.distance.item(), rel=1e-12)
 
 
+@pytest.mark.thorough
 def test_the_relaxed_distance_has_gradients() -> None:
     mu, nu = cloud(20), cloud(21)
     x, y = mu.x.requires_grad_(), nu.x.requires_grad_()

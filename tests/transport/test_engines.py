@@ -278,6 +278,7 @@ def test_newton_solves_a_laplacian_between_columns(sparse: bool, monkeypatch: py
     assert np.abs(gap).max() < (1e-2 if sparse else 1e-9) * np.abs(expected).max()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("eps", [1e-2, 1e-3, 1e-5])
 def test_sharp_plans_converge_by_either_way_of_newton(
@@ -300,6 +301,8 @@ def test_the_gaussian_guess_is_right_for_gaussians(how: str) -> None:
     assert plan.sweeps <= 3
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["*-positive", "0.1-indefinite"])
 @pytest.mark.parametrize(
     "A", [[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0]], ids=["negative", "indefinite", "positive"]
 )

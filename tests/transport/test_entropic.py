@@ -287,6 +287,7 @@ def test_gaussians_on_a_fine_grid_have_a_closed_form(eps: float, how: str) -> No
     assert divergence == pytest.approx(regularised - sum(own) / 2, rel=1e-7)
 
 
+@pytest.mark.thorough
 def test_divergences_of_samples_are_those_of_gaussians_up_to_sampling() -> None:
     rng, eps = np.random.default_rng(0), 1.0
     exact = entropic_cost_of_gaussians(1.0, 1.0, 0.5, eps)[1] - sum(
@@ -340,6 +341,8 @@ def test_atoms_without_mass_may_be_anywhere(far: float, how: str) -> None:
         assert math.isfinite(sinkhorn_divergence(mu, nu, 1.0).item())
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["squared-*", "function-dense", "bilinear-products"])
 @pytest.mark.parametrize("how", ["dense", "products"])
 @pytest.mark.parametrize("name", ["squared", "cubed", "bilinear", "function"])
 def test_atoms_without_mass_change_nothing_however_sharp_the_plan_is(name: str, how: str) -> None:
@@ -405,6 +408,7 @@ def test_the_matrix_of_a_bilinear_cost_acts_on_the_first_cloud() -> None:
     assert plan.transport_cost.item() == pytest.approx(-5.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("cost", "how"),
     [
@@ -478,6 +482,8 @@ def test_uniform_clouds_in_single_precision_have_the_same_mass(n: int, m: int) -
 # --- honesty ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["*-dense", "-7-products", "1-products"])
 @pytest.mark.parametrize("how", ["dense", "products"])
 @pytest.mark.parametrize("k", range(4, -8, -1))
 def test_over_all_temperatures_the_error_is_what_numpy_measures(k: int, how: str) -> None:
@@ -510,6 +516,8 @@ def test_the_error_of_clouds_far_apart_is_that_of_their_matrix(shift: float, how
     assert plan.status != "ok" or cost == pytest.approx((P * C).sum(), rel=1e-8)
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["-8", "-13"])
 @pytest.mark.parametrize("k", [-8, -10, -13, -16, -20])
 def test_beyond_rounding_it_gives_up_soon_and_says_so(k: int) -> None:
     mu, nu = cloud(1, 30), cloud(2, 25)
@@ -575,6 +583,7 @@ def eight_dimensions(n: int = 1000) -> tuple[of.Particles, of.Particles]:
     return of.Particles(x), of.Particles(y)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "eps", [1.0, *(pytest.param(eps, marks=pytest.mark.slow) for eps in (0.1, 0.01, 0.001))]
 )
@@ -589,6 +598,7 @@ def test_a_thousand_atoms_in_eight_dimensions_reach_nine_digits(eps: float) -> N
     assert plan.transport_cost.item() == pytest.approx(best.transport_cost.item(), rel=1e-7)
 
 
+@pytest.mark.thorough
 def test_three_hundred_atoms_at_a_hundredth_reach_nine_digits() -> None:
     mu, nu = eight_dimensions(300)
     plan, best = sinkhorn(mu, nu, 0.01), sinkhorn(mu, nu, 0.01, tol=1e-12)
@@ -729,6 +739,7 @@ COSTS = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(
     seed=seeds,
@@ -753,6 +764,7 @@ def test_exchanging_the_clouds_transposes_the_plan(
     assert float((P - Q.mT).abs().sum()) < 1e5 * size
 
 
+@pytest.mark.thorough
 @settings(max_examples=20)
 @given(seed=seeds, n=sizes, m=sizes, eps=temperatures, d=st.integers(1, 4))
 def test_motions_of_space_change_nothing(seed: int, n: int, m: int, eps: float, d: int) -> None:
@@ -765,6 +777,7 @@ def test_motions_of_space_change_nothing(seed: int, n: int, m: int, eps: float, 
     assert there.transport_cost.item() == pytest.approx(here.transport_cost.item(), rel=1e-5, abs=1e-8)
 
 
+@pytest.mark.thorough
 @settings(max_examples=15)
 @given(seed=seeds, n=sizes, m=sizes, eps=temperatures, part=st.floats(0.0, 1.0))
 def test_splitting_an_atom_changes_nothing(seed: int, n: int, m: int, eps: float, part: float) -> None:
@@ -799,6 +812,7 @@ def test_primal_and_dual_values_meet(seed: int, n: int, m: int, eps: float, name
     assert primal == pytest.approx(plan.regularised_cost.item(), rel=1e-9, abs=2e-11 * swing + 1e-12)
 
 
+@pytest.mark.thorough
 @settings(max_examples=15)
 @given(seed=seeds, n=sizes, m=sizes)
 def test_the_regularised_cost_grows_with_eps_and_the_plan_relaxes(seed: int, n: int, m: int) -> None:
@@ -812,6 +826,7 @@ def test_the_regularised_cost_grows_with_eps_and_the_plan_relaxes(seed: int, n: 
 # --- the divergence ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     seed=seeds,
@@ -833,6 +848,7 @@ def test_the_divergence_is_symmetric_and_not_negative(
     assert there == pytest.approx(back, rel=1e-7, abs=1e-9)
 
 
+@pytest.mark.thorough
 @settings(max_examples=15)
 @given(seed=seeds, n=sizes, eps=temperatures)
 def test_the_divergence_of_a_translation_is_its_square(seed: int, n: int, eps: float) -> None:
@@ -843,6 +859,7 @@ def test_the_divergence_of_a_translation_is_its_square(seed: int, n: int, eps: f
     assert sinkhorn_divergence(mu, nu, eps).item() == pytest.approx(h @ h, rel=1e-6, abs=1e-9)
 
 
+@pytest.mark.thorough
 @settings(max_examples=15)
 @given(seed=seeds, n=sizes, eps=temperatures, p=st.sampled_from([1.0, 2.0]), digits=st.integers(0, 12))
 def test_the_divergence_vanishes_at_equality_only(
@@ -857,6 +874,7 @@ def test_the_divergence_vanishes_at_equality_only(
     assert value == pytest.approx(2 * h * h, rel=1e-6, abs=1e-12 * (1 + eps))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tol", [1e-4, 1e-2, 0.3])
 def test_a_loose_tolerance_is_no_reason_to_fail(tol: float) -> None:
     for seed in range(8):
@@ -880,6 +898,7 @@ def test_at_low_temperature_the_divergence_is_the_transport_cost() -> None:
     assert value == pytest.approx(assignment(x, y), rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_the_divergence_is_least_at_the_target_and_the_plain_cost_is_not() -> None:
     """The entropic cost prefers a shrunken cloud: for Gaussians of deviation s and 1 it is least where
     s^2 = 1 - eps / 2, and that of an atom if eps is larger."""
@@ -891,6 +910,7 @@ def test_the_divergence_is_least_at_the_target_and_the_plain_cost_is_not() -> No
     assert scales[np.argmin(plain)] == pytest.approx(math.sqrt(1 - eps / 2), abs=0.026)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["dense", "streamed products"])
 def test_divergences_of_a_batch_broadcast(how: str) -> None:
     mu, nu = cloud(1, 5, batch=(3, 1)), cloud(2, 6, batch=(2,))
@@ -903,6 +923,7 @@ def test_divergences_of_a_batch_broadcast(how: str) -> None:
             )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("eps", [0.1, 1.0, 30.0])
 def test_single_precision_divergences_are_subtracted_in_double(eps: float) -> None:
     for seed in range(5):
@@ -923,6 +944,7 @@ def test_arguments_are_checked_also_where_the_answer_is_zero() -> None:
 # --- warm starts ------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("eps", "how"), [(1.0, "dense"), (0.1, "dense"), (0.01, "dense"), (0.01, "products"), (0.3, "streaming")]
 )
@@ -1084,6 +1106,7 @@ def growth(*arguments: str) -> float:
     return float(run.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has other units elsewhere")
 def test_streaming_holds_no_matrix() -> None:
     assert growth("distance", "6000") < 200  # the matrix would be 288 MB

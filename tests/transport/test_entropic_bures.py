@@ -125,6 +125,8 @@ def sinkhorn(x: Array, y: Array, w: Array, v: Array, eps: float) -> Array:
     return np.exp(k + (f + np.log(w))[:, None] + (g + np.log(v))[None])
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["1-1-1", "2-1-1"])
 @pytest.mark.parametrize(("d", "r1", "r2"), [(1, 1, 1), (2, 1, 1), (2, 2, 1)])
 def test_sinkhorn_on_quadrature_nodes_finds_the_same_plan(d: int, r1: int, r2: int) -> None:
     mu = of.Gaussian(0.3 * normal(d), 0.5 * normal(d, r1, seed=1))
@@ -243,6 +245,7 @@ QUANTITIES: dict[str, Callable[[of.Gaussian, of.Gaussian], Tensor]] = {
 }
 
 
+@pytest.mark.slow(but_for=["ranks0-*", "*-transport cost", "ranks2-map"])
 @pytest.mark.parametrize("name", QUANTITIES)
 @pytest.mark.parametrize("ranks", [(1, 1, 1), (3, 2, 3), (2, 4, 1)])
 def test_gradients_in_means_and_roots_are_right(name: str, ranks: tuple[int, int, int]) -> None:
@@ -268,6 +271,7 @@ def test_gradients_are_right_at_repeated_and_vanishing_singular_values(name: str
     assert gradcheck(f, leaves)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [(2, 2, 2), (1, 2, 1), (2, 3, 5), (3, 1, 4)])
 def test_value_and_divergence_have_second_derivatives(ranks: tuple[int, int, int]) -> None:
     d, r1, r2 = ranks
@@ -353,6 +357,7 @@ def test_cost_and_value_are_ordered(pair: tuple[of.Gaussian, of.Gaussian], k: fl
     assert float(plan.transport_cost) <= float(more.transport_cost) * (1 + 1e-12)
 
 
+@pytest.mark.thorough
 @given(pairs(), st.floats(-6, 6))
 @settings(max_examples=40)
 def test_roles_may_be_exchanged(pair: tuple[of.Gaussian, of.Gaussian], k: float) -> None:

@@ -82,12 +82,15 @@ def divergence(cost: Any) -> Callable[..., Tensor]:
 # --- first derivatives ------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "how"), WAYS)
 def test_the_cost_has_a_gradient_in_points_and_weights(name: str, how: str) -> None:
     with path(how):
         assert gradcheck(value(COSTS[name]), leaves(), fast_mode=True)
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["squared-*", "root-dense", "bilinear-*", "distance-streaming", "function-dense"])
 @pytest.mark.parametrize(("name", "how"), WAYS)
 def test_the_divergence_has_a_gradient_in_points_and_weights(name: str, how: str) -> None:
     with path(how):
@@ -338,6 +341,8 @@ def test_the_cost_has_second_derivatives(name: str, how: str) -> None:
         assert gradgradcheck(value(COSTS[name]), leaves(), fast_mode=True, atol=1e-4)
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["bilinear-dense"])
 @pytest.mark.parametrize("how", ["dense", "streaming"])
 @pytest.mark.parametrize("name", SMOOTH)
 def test_the_divergence_has_second_derivatives(name: str, how: str) -> None:

@@ -168,6 +168,7 @@ def test_single_precision_is_computed_in_double_precision() -> None:
 # --- laws ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @given(seed=SEEDS, name=st.sampled_from(sorted(KERNELS)))
 def test_it_is_a_distance(seed: int, name: str) -> None:
     a, b, c = weighted(seed), weighted(seed + 1, n=5), weighted(seed + 2)
@@ -177,6 +178,7 @@ def test_it_is_a_distance(seed: int, name: str) -> None:
     assert ab > 0
 
 
+@pytest.mark.thorough
 @given(seed=SEEDS, power=st.integers(-100, 100))
 def test_it_scales_with_tokens_and_kernel_and_does_not_see_shifts(seed: int, power: int) -> None:
     mu, nu, c = weighted(seed), weighted(seed + 1), 10.0**power
@@ -201,6 +203,7 @@ def test_splitting_an_atom_changes_nothing(seed: int, name: str, share: float) -
 # --- derivatives ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", KERNELS)
 def test_gradients_agree_with_differences(name: str) -> None:
     mu, nu = weighted(17, n=5, batch=(2,)), weighted(18, n=4)

@@ -190,6 +190,7 @@ def test_single_precision_is_computed_in_double_precision() -> None:
 # --- laws ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @settings(max_examples=40)
 @given(seed=SEEDS, p=ORDERS, ties=st.booleans())
 def test_it_is_symmetric_and_obeys_the_triangle_inequality(seed: int, p: float, ties: bool) -> None:
@@ -200,6 +201,7 @@ def test_it_is_symmetric_and_obeys_the_triangle_inequality(seed: int, p: float, 
     assert sequence_distance(a, a, p).item() == pytest.approx(0.0, abs=1e-12)
 
 
+@pytest.mark.thorough
 @settings(max_examples=40)
 @given(seed=SEEDS)
 def test_it_exceeds_the_distance_that_does_not_see_labels_and_grows_with_the_order(seed: int) -> None:

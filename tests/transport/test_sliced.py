@@ -162,6 +162,7 @@ def test_single_precision_is_computed_in_double_precision() -> None:
 # --- laws ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @given(seed=SEEDS, p=ORDERS)
 def test_it_is_a_distance_below_the_wasserstein_distance(seed: int, p: float) -> None:
     a, b, c = weighted(seed), weighted(seed + 1, n=8), weighted(seed + 2)
@@ -174,6 +175,7 @@ def test_it_is_a_distance_below_the_wasserstein_distance(seed: int, p: float) ->
     assert sliced_wasserstein(a, a, p, directions=FRAME).item() == 0.0
 
 
+@pytest.mark.thorough
 @given(seed=SEEDS, p=ORDERS, power=st.integers(-100, 100))
 def test_it_scales_with_the_tokens_and_does_not_see_shifts(seed: int, p: float, power: int) -> None:
     mu, nu = weighted(seed), weighted(seed + 1)
@@ -186,6 +188,7 @@ def test_it_scales_with_the_tokens_and_does_not_see_shifts(seed: int, p: float, 
     assert sliced_wasserstein(*shifted, p, directions=FRAME).item() == pytest.approx(d, rel=1e-12)
 
 
+@pytest.mark.thorough
 @given(seed=SEEDS, p=ORDERS, parts=st.integers(2, 5))
 def test_splitting_atoms_changes_nothing(seed: int, p: float, parts: int) -> None:
     mu, nu = of.Particles(normal(7, 3, seed=seed)), weighted(seed + 1)
@@ -198,6 +201,8 @@ def test_splitting_atoms_changes_nothing(seed: int, p: float, parts: int) -> Non
 # --- derivatives ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["6-1", "6-2", "9-1.5"])
 @pytest.mark.parametrize("p", [1, 1.5, 2, 3])
 @pytest.mark.parametrize("m", [6, 9])
 def test_gradients_agree_with_differences(m: int, p: float) -> None:

@@ -123,6 +123,8 @@ DISTANCES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 }
 
 
+@pytest.mark.thorough
+@pytest.mark.slow(but_for=["plane-*", "line-1", "torus-2", "sphere-1.5"])
 @pytest.mark.parametrize("p", [1, 1.5, 2, 3])
 @pytest.mark.parametrize("name", DISTANCES)
 def test_derivatives_in_the_points_are_right_to_second_order(name: str, p: float) -> None:

@@ -174,6 +174,7 @@ def test_the_published_matrix_has_the_published_spectrum() -> None:
     assert math.isclose(found.normal @ found.direction, 1.0, rel_tol=1e-12)
 
 
+@pytest.mark.slow
 def test_with_the_published_matrix_tokens_end_on_two_lines() -> None:
     x = np.stack([np.random.default_rng(seed).uniform(-5, 5, (20, 2)) for seed in range(4)])
     normal = clusters.hyperplanes(EYE[2], EYE[2], PAPER).normal
@@ -203,6 +204,7 @@ def test_the_third_value_is_a_point_of_rest_that_repels() -> None:
     np.testing.assert_allclose(np.diff(rates)[1] / np.diff(rates)[0], growth, rtol=0.1)
 
 
+@pytest.mark.slow(but_for=["-0.3"])
 @pytest.mark.parametrize("last", [-0.3, 0.4])
 def test_with_a_double_eigenvalue_tokens_end_at_a_polytope_times_a_line(last: float) -> None:
     rng = np.random.default_rng(4)

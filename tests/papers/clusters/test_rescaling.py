@@ -46,6 +46,7 @@ def matrices(traj: Trajectory, V: Tensor) -> list[Tensor]:
 # --- the flow ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but_for=["*-1", "False-2"])
 @pytest.mark.parametrize("d", [1, 2, 3])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_rescaled_tokens_are_plain_ones_without_their_growth(d: int, symmetric: bool) -> None:
@@ -70,6 +71,7 @@ def test_the_velocity_is_the_formula() -> None:
     torch.testing.assert_close(clusters.rescaled(Q, K, V)(t, of.Particles(z))[0], v, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_batch_moves_like_its_members() -> None:
     x, V = in_square(10, 2, 3), torch.tensor([[1.0, 0.3], [0.0, 0.5]], dtype=torch.float64)
     together = clusters.run(x, EYE[2], EYE[2], V, t1=5.0, save_at=[5.0]).final.coords[0]
@@ -78,6 +80,7 @@ def test_a_batch_moves_like_its_members() -> None:
         torch.testing.assert_close(member, alone, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_to_the_horizon_stays_finite_and_its_error_is_small() -> None:
     x = starts()[1]
     fast = clusters.run(x, EYE[2], EYE[2], EYE[2], t1=15.0, save_at=[2.0, 15.0])
@@ -104,6 +107,7 @@ def test_the_horizon_is_where_a_quarter_is_lost() -> None:
     assert clusters.horizon([[1e9]], EYE[1], EYE[1], EYE[1]) == 0.0
 
 
+@pytest.mark.slow
 def test_the_horizon_is_the_first_crossing_where_norms_rise_and_fall() -> None:
     V = torch.tensor([[-10.0, 1e9], [0.0, -10.0]], dtype=torch.float64)
     t = clusters.horizon([[1.0, 1.0]], EYE[2], EYE[2], V)
@@ -130,6 +134,7 @@ def test_covariances_of_all_sizes_decay(size: float) -> None:
             clusters.decay(1.0, size * torch.tensor(bad, dtype=torch.float64))
 
 
+@pytest.mark.slow
 def test_tokens_keep_their_weights() -> None:
     """Two tokens at one place are one of twice the weight."""
     x = starts()[0][:5]
@@ -190,6 +195,7 @@ def test_on_a_line_the_matrix_becomes_boolean_of_rank_two_with_the_reference_lim
     assert clusters.leaders(P).nonzero().flatten().tolist() == sorted([x.argmin(), x.argmax()])
 
 
+@pytest.mark.slow
 def test_on_a_line_this_is_so_for_every_start_with_both_signs() -> None:
     x = in_square(12, 1, 12)
     traj = clusters.run(x, EYE[1], EYE[1], EYE[1], t1=12.0, save_at=[12.0])
@@ -219,6 +225,7 @@ def test_in_the_plane_the_reference_numbers_come_out() -> None:
     assert len(clusters.distinct(z[-1], 0.02)) == 5
 
 
+@pytest.mark.slow
 def test_in_the_plane_tokens_end_at_the_vertices_and_the_hull_shrinks() -> None:
     x = in_square(40, 2, 5)
     traj = clusters.run(x, EYE[2], EYE[2], EYE[2], t1=12.0, save_at=[0.0, 1.0, 3.0, 6.0, 9.0, 12.0])
@@ -237,6 +244,7 @@ def test_in_the_plane_tokens_end_at_the_vertices_and_the_hull_shrinks() -> None:
         assert S[torch.cdist(S, K.vertices).amin(1) > 1e-3].norm(dim=1).min() < 1e-9  # 0 is in S
 
 
+@pytest.mark.slow
 def test_another_metric_has_another_polytope() -> None:
     Q = torch.tensor([[1.0, 0.4], [0.0, 0.6]], dtype=torch.float64)
     led = {}
@@ -252,6 +260,7 @@ def test_another_metric_has_another_polytope() -> None:
 # --- closed forms --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_covariance_of_a_gaussian_decays_as_predicted() -> None:
     S0 = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
     m0 = torch.tensor([1.0, -2.0], dtype=torch.float64)
@@ -274,6 +283,7 @@ def test_the_decay_solves_its_equation() -> None:
     np.testing.assert_allclose(2e6 * clusters.decay(1e6, S0), np.eye(3), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_tokens_repelled_by_their_values_decay_like_a_gaussian() -> None:
     """2t S(t) is I up to O(1/t), and the largest norm falls like t^(-1/2)."""
     x = of.Particles(in_square(20, 2, 3))
@@ -287,6 +297,7 @@ def test_tokens_repelled_by_their_values_decay_like_a_gaussian() -> None:
     assert of.observables.mean(traj.final).norm(dim=-1).max() < 1e-7
 
 
+@pytest.mark.slow
 def test_a_pair_ends_where_the_integral_says() -> None:
     heights = [0.35, 0.5, 1.0]
     x = [[[1.0, y], [1.0, -y]] for y in heights]

@@ -101,6 +101,7 @@ def test_the_diagram_collects_rates_and_times() -> None:
     assert (diagram.rate[:, 1] > diagram.rate[:, 0]).all()  # longer contexts are hotter
 
 
+@pytest.mark.slow(but_for=["1.0"])
 @pytest.mark.parametrize("beta", [1.0, 20.0, 40.0])
 def test_the_collapse_time_is_that_of_the_ode_up_to_a_constant(beta: float) -> None:
     n, d = 256, 1024
@@ -172,6 +173,7 @@ def chain_and_odes(samples: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np
     return R.mean(1).numpy(), R.std(1).numpy() / math.sqrt(samples), exact, large
 
 
+@pytest.mark.slow
 def test_the_ode_for_this_dimension_is_closer_to_the_chain_than_the_printed_one() -> None:
     mean, error, exact, large = chain_and_odes(400)
     np.testing.assert_allclose(exact, [0.272, 0.654], atol=0.003)
@@ -207,6 +209,7 @@ def test_in_high_dimension_the_step_is_all_that_is_left_between_the_ode_and_the_
 # --- high and low temperature --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_at_high_temperature_the_mean_overlap_is_logistic() -> None:
     n, d, beta = 8, 256, 0.05
     run = hom.chain(
@@ -255,6 +258,7 @@ def test_pairs_end_parallel_or_antipodal_by_the_arcsine_law() -> None:
     assert (np.abs(share - p) < 3 * np.sqrt(p * (1 - p) / 4000)).all()
 
 
+@pytest.mark.slow
 def test_the_arcsine_of_a_path_has_a_constant_mean_and_its_variance_grows_as_it_should() -> None:
     u0, t = 0.4, [0.0, 0.05, 0.5]
     angle = np.arcsin(hom.low_temperature_paths(u0, t, samples=40_000, rng=1, dt=0.005).numpy()[..., 0])

@@ -170,6 +170,7 @@ def test_equal_tokens_and_a_batch_are_no_trouble() -> None:
 # --- ODE -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_randomness_the_ode_is_the_librarys_attention_and_the_chain_tends_to_it_at_order_eta() -> (
     None
 ):
@@ -187,6 +188,7 @@ def test_without_randomness_the_ode_is_the_librarys_attention_and_the_chain_tend
     assert [a / b for a, b in itertools.pairwise(errors)] == pytest.approx([2, 2], rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_random_chain_tends_to_the_ode_as_eta_over_heads_tends_to_0() -> None:
     x, law = cloud(4, 4), hom.GaussianWeights(4, mean_V=1.0, mean_A=0.5)
     truth = hom.ode(x, weights=law, beta=1.0, t1=1.0, rng=0, draws=4000).final.coords[0]
@@ -214,6 +216,7 @@ def test_the_mean_field_is_the_mean_of_many_heads() -> None:
 # --- SDE -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_correction_of_ito_comes_from_the_normalisation() -> None:
     d, dt, samples = 5, 1e-3, 40_000
     x, law = cloud(3, d), hom.GaussianWeights(d)
@@ -236,6 +239,7 @@ def compare(beta: float, samples: int, eta: float, t1: float, dt: float) -> None
     assert ((a.var(0) - b.var(0)).abs() / (fourth / samples).sqrt()).max() < 3
 
 
+@pytest.mark.slow
 def test_the_sde_by_flow_has_the_law_of_the_chain() -> None:
     compare(5.0, 4000, eta=0.2, t1=0.5, dt=0.02)
 
@@ -246,6 +250,7 @@ def test_the_sde_by_flow_has_the_law_of_the_chain_at_small_steps(beta: float) ->
     compare(beta, 20_000, eta=0.1, t1=1.0, dt=0.005)
 
 
+@pytest.mark.slow
 def test_a_mean_of_values_and_random_scores_add_the_noise_of_barycentres() -> None:
     """Depth eta L, rate eta / H: one layer against one step of the SDE, in covariance."""
     x, law = cloud(3, 3), hom.GaussianWeights(3, 0.3, 1.2, mean_V=1.5)
@@ -299,6 +304,7 @@ def weak_errors(samples: int, steps: tuple[int, ...]) -> tuple[np.ndarray, float
     return np.array(errors), worst
 
 
+@pytest.mark.slow
 def test_the_chain_has_the_mean_of_the_sde_up_to_the_order_of_eta_squared_over_heads() -> None:
     (coarse, fine), error = weak_errors(60_000, (2, 16))
     assert abs(coarse) > 8 * error  # a layer of eta = 0.7 is seen to be coarse
@@ -313,6 +319,7 @@ def test_the_weak_error_halves_with_the_step_of_the_clock() -> None:
     assert (np.abs(ratios - 2) < 0.5).all(), (errors, error)
 
 
+@pytest.mark.slow
 def test_paths_refine_and_runs_repeat() -> None:
     x, law = of.Particles(cloud(3, 4), space=of.Sphere()), hom.GaussianWeights(4)
     path = of.BrownianPath(0, (3, 4))

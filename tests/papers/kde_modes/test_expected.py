@@ -68,6 +68,7 @@ def test_earlier_rough_measurements_of_shot_noise_agree(nu: float, M: float) -> 
     assert shot_noise_modes(nu).item() == pytest.approx(M, rel=0.015)
 
 
+@pytest.mark.slow
 def test_the_third_order_of_shot_noise_is_that_of_triples() -> None:
     """nu^3 times the sum over triples of (modes - pairs' modes), integrated by brute force."""
     h = 0.02
@@ -152,6 +153,7 @@ def test_reference_numbers(
     assert abs(expected - simulated) < 3 * error
 
 
+@pytest.mark.slow(but_for=["0.8-60", "1.0-60", "1.3-20"])
 @pytest.mark.parametrize(("b", "runs"), [(0.6, 400), (0.8, 60), (1.0, 60), (1.3, 20)])
 def test_simulations_are_within_three_per_cent_of_what_is_expected(b: float, runs: int) -> None:
     n = 20_000

@@ -121,6 +121,7 @@ def test_isolated_tokens_are_modes_however_far_apart() -> None:
     assert kde_modes.count_modes([-1.7e308, 1.7e308], 1.0).item() == 2
 
 
+@pytest.mark.slow
 def test_no_mode_is_lost_next_to_a_million_tokens() -> None:
     """The bump of one token at a distance where a million others are about as high."""
     for gap in (5.2, 5.6, 6.0, 7.0, 9.0):
@@ -149,6 +150,7 @@ def test_the_count_falls_with_the_bandwidth(x: list[float]) -> None:
     assert 1 <= found.modes.min() <= found.modes.max() <= len(x)
 
 
+@pytest.mark.slow
 @given(x=TOKENS, log=st.floats(-3, 8))
 @settings(max_examples=60, deadline=None)
 def test_modes_are_zeros_of_the_slope_with_valleys_between(x: list[float], log: float) -> None:
@@ -175,6 +177,7 @@ def test_orders_repetitions_and_batches_do_not_matter() -> None:
     assert kde_modes.count_modes(x.astype(np.float32), 10.0).shape == (3, 4)
 
 
+@pytest.mark.slow
 def test_tiles_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(5).standard_normal((3, 400))
     theta = np.random.default_rng(5).uniform(0, 2 * np.pi, (3, 400))
@@ -222,6 +225,7 @@ def test_a_million_tokens_take_seconds() -> None:
 # --- the circle ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but_for=["0.3", "31.0", "5000.0"])
 @pytest.mark.parametrize("beta", [0.3, 2.0, 20.0, 31.0, 200.0, 5e3])
 def test_the_count_on_the_circle_is_that_of_a_fine_grid(beta: float) -> None:
     theta = np.random.default_rng(int(beta)).uniform(-9, 9, (15, 40))

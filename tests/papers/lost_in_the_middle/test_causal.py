@@ -148,6 +148,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_modes() -> None:
     """All modes of 200,000 tokens would need 640 MB, all pairs 320 GB."""
     out = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
@@ -183,6 +184,7 @@ def late(prompts: np.ndarray, t: float = 1.0) -> torch.Tensor:
     return causal.angles(of.flow(start, field, of.RK4(), t1=t, dt=0.25, save_at=[t]).final)
 
 
+@pytest.mark.slow
 def test_the_law_of_tokens_is_that_of_the_mean_field_at_every_late_position() -> None:
     """Means over tokens j and prompts: a bias of order 1/j, an error of order (number of tokens)^(-1/2)."""
     rng = np.random.default_rng(6)
@@ -197,6 +199,7 @@ def test_the_law_of_tokens_is_that_of_the_mean_field_at_every_late_position() ->
     assert exact.mean(1).angle().item() == pytest.approx(1.0, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_mean_field_is_the_attention_of_all_to_all() -> None:
     """Quantiles of the law under the same force between all pairs, without a mask."""
     n, grid = 200, np.linspace(0, 2 * np.pi, 40_001)

@@ -82,6 +82,7 @@ def test_the_steps_in_time_and_the_modes_are_fine_enough() -> None:
     assert torch.sin(last_token(x) - last_token(x, dt=1 / 32, modes=14)).abs().mean() < 1e-4
 
 
+@pytest.mark.slow
 def test_correlations_of_128_000_prompts_are_those_of_the_theory() -> None:
     runs = many_prompts()
     samples = np.concatenate(
@@ -116,6 +117,7 @@ def test_the_retrieval_score_of_128_000_prompts_is_that_of_the_theory() -> None:
     assert (samples.mean(0) > 5 * samples.std(0) / math.sqrt(len(samples))).all()  # well above chance
 
 
+@pytest.mark.slow
 def test_gradients_give_the_same_correlations_with_far_smaller_errors() -> None:
     """3% of the prompts, an eighth of the error: in the middle and at the end the theory holds to 4%."""
     runs = some_prompts()
@@ -159,6 +161,7 @@ def by_parts(theta: np.ndarray) -> np.ndarray:
     return np.asarray(F / (vonmises(theta) / i0(KAPPA)))
 
 
+@pytest.mark.slow
 def test_correlations_of_prompts_that_are_not_uniform_follow_their_equations() -> None:
     """cov(psi, phi) = -E[psi'(theta_N) slope_i F/f], to 4% and 3 standard errors after the first tokens."""
     start = np.random.default_rng(3).vonmises(1.0, KAPPA, (4000, N))
@@ -173,6 +176,7 @@ def test_correlations_of_prompts_that_are_not_uniform_follow_their_equations() -
     assert (np.abs(uniform - exact)[2:] > 8 * error[2:]).all()  # the density is felt
 
 
+@pytest.mark.slow
 def test_hops_and_modes_converge() -> None:
     fine = causal.correlation_functions(vonmises, 1.0, 1.0, modes=40, hops=24)
     coarse = causal.correlation_functions(vonmises, 1.0, 1.0)
@@ -183,6 +187,7 @@ def test_hops_and_modes_converge() -> None:
     assert fine.mean(0).item() == pytest.approx(1.0, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_density_that_concentrates_asks_for_more_modes_at_once() -> None:
     """And so do modes that the truncation has spoilt, while the low ones are right to 1e-8."""
     with pytest.raises(InputError, match="raise modes"):
@@ -211,6 +216,7 @@ def test_the_unit_of_time_does_not_matter() -> None:
     assert tiny.between(1.0, 0.5, 1.0, q=1).real.item() == pytest.approx(g, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_too_few_hops_are_noticed_and_enough_are_not() -> None:
     a, args = causal.coupling(1, 3.0), (np.ones_like, 0.4, 3.0)
     with pytest.raises(InputError, match="raise hops"):

@@ -122,6 +122,7 @@ def test_every_condition_that_fails_is_named() -> None:
     assert metastable_times(TRIANGLE, EPS, 40.0, 4, 0.9 * high.lam_max).applies
 
 
+@pytest.mark.slow(but_for=["w0-6.0-1.2-True", "w1-11.0-0.6-False"])
 @pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize(("w", "beta", "lam"), [(ANTIPODES, 6.0, 1.2), (TRIANGLE, 11.0, 0.6)])
 def test_tokens_stay_in_their_caps_until_t2_and_have_collapsed_by_t1(

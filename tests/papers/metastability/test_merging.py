@@ -101,6 +101,7 @@ def test_the_asymptotic_formula_is_approached_like_one_over_beta(normalised: boo
     assert (error[:-1] / error[1:]).tolist() == pytest.approx([2.0, 2.0], rel=0.02)
 
 
+@pytest.mark.slow
 def test_merge_points_are_those_of_the_reference() -> None:
     theta, masses = PAIR
     leading = 1.2 * 0.7**2 / (0.3**2 + 0.7**2)
@@ -146,6 +147,7 @@ def test_a_token_alone_stays_where_it_is() -> None:
     assert Arclength(5.0)(0.0, of.Particles([[1.0]]))[0].item() == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalised", [False, True])
 def test_the_slow_flow_agrees_with_plain_attention_in_plain_time(normalised: bool) -> None:
     theta, masses, beta = [0.0, 0.8, 1.9], [0.2, 0.5, 0.3], 8.0
@@ -167,6 +169,7 @@ def test_the_slow_flow_agrees_with_plain_attention_in_plain_time(normalised: boo
     torch.testing.assert_close(plain, slow, rtol=0, atol=2e-3)  # collisions are enforced at 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalised", [False, True])
 def test_the_clock_is_of_second_order(normalised: bool) -> None:
     exact = merge_time(1.2, 60.0, PAIR[1], normalised=normalised).item()
@@ -179,6 +182,7 @@ def test_the_clock_is_of_second_order(normalised: bool) -> None:
     assert abs(errors[0]) < 5e-4
 
 
+@pytest.mark.slow(but_for=["*-30.0"])
 @pytest.mark.parametrize("beta", [30.0, 300.0])
 @pytest.mark.parametrize("eta", [1e-2, 1e-5, 1e-9])
 def test_the_clock_is_right_next_to_antipodes(eta: float, beta: float) -> None:
@@ -186,6 +190,7 @@ def test_the_clock_is_right_next_to_antipodes(eta: float, beta: float) -> None:
     assert slow_flow([0.0, math.pi - eta], beta).merges[0].log_t == pytest.approx(exact, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalised", [False, True])
 def test_the_clock_is_right_where_pulls_nearly_cancel(normalised: bool) -> None:
     theta, beta = np.arange(4) * math.pi / 2 + np.array([0.0, 1e-3, 0.0, 0.0]), 6.0
@@ -218,6 +223,7 @@ def test_energy_is_a_double_sum_and_grows_along_the_flow() -> None:
 # --- the staircase -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but_for=["theta1-masses1-True", "theta2-masses2-False"])
 @pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize(("theta", "masses"), STARTS)
 def test_jumps_of_the_simulation_are_predicted_within_one_per_cent(
@@ -237,6 +243,7 @@ def test_jumps_of_the_simulation_are_predicted_within_one_per_cent(
     torch.testing.assert_close(steps.energy(between), steps.levels[1:-1])
 
 
+@pytest.mark.slow(but_for=["1000.0"])
 @pytest.mark.parametrize("beta", [1000.0, 4000.0])
 def test_the_staircase_of_the_authors(beta: float) -> None:
     steps, run = staircase(AUTHORS, beta), slow_flow(AUTHORS, beta)
@@ -247,6 +254,7 @@ def test_the_staircase_of_the_authors(beta: float) -> None:
     assert abs(run.merges[0].log_t - steps.log_t[0].item()) < 1.0
 
 
+@pytest.mark.slow(but_for=["500.0"])
 @pytest.mark.parametrize("beta", [500.0, 2000.0])
 def test_the_staircase_of_the_authors_at_other_temperatures(beta: float) -> None:
     steps, run = staircase(AUTHORS, beta), slow_flow(AUTHORS, beta)

@@ -70,6 +70,7 @@ def angles(atoms: sp.Atoms) -> torch.Tensor:
 # --- the reference counts ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but_for=["1.0"])
 @pytest.mark.parametrize("beta", [1.0, 4.0, 9.0, 25.0])
 def test_without_perceptron_nearly_all_particles_stay_apart(beta: float) -> None:
     atoms = sp.find_atoms(start(0), beta, A, 0 * OMEGA, radius=1e-3)
@@ -138,6 +139,7 @@ def test_atoms_are_stationary_second_order_and_do_not_split(
     assert (mu.w.diff() <= 0).all()
 
 
+@pytest.mark.slow(but_for=["act0-*", "act1-*"])
 @pytest.mark.parametrize(("act", "c", "beta", "seed"), CELLS[1::5])
 def test_any_radius_inside_the_gap_gives_the_same_atoms(
     act: sp.Activation, c: float, beta: float, seed: int | None
@@ -153,6 +155,7 @@ def test_any_radius_inside_the_gap_gives_the_same_atoms(
         torch.testing.assert_close(again.measure.x, atoms.measure.x, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_descent_of_the_flow_ends_where_the_minimisation_says() -> None:
     """An integrator that knows nothing of the minimiser comes to rest with the same energy."""
     mu, beta, c = start(None, 40), 2.0, 0.5
@@ -235,6 +238,7 @@ def assert_sound(atoms: sp.Atoms, beta: float, a: np.ndarray, omega: np.ndarray,
     assert second.least.item() > -1e-8
 
 
+@pytest.mark.slow
 def test_particles_that_are_merely_close_are_not_merged() -> None:
     """Here the widest gap is beyond the true spacings, and merging up to it would leave two atoms."""
     mu, a, omega = scattered(102, 4)
@@ -248,6 +252,7 @@ def test_particles_that_are_merely_close_are_not_merged() -> None:
     assert wide.status == "degenerate"
 
 
+@pytest.mark.slow(but_for=["3-act1-*", "4-act0-30.0", "4-act1-30.0"])
 @pytest.mark.parametrize("beta", [30.0, 100.0, 1000.0])
 @pytest.mark.parametrize("act", [RELU, GELU])
 @pytest.mark.parametrize("d", [3, 4])
@@ -261,6 +266,7 @@ def test_merging_neither_raises_the_energy_nor_leaves_atoms_that_split(
     assert_sound(atoms, beta, a, omega, act)
 
 
+@pytest.mark.slow
 def test_a_long_step_in_the_coordinates_is_not_taken_for_rest() -> None:
     """In y with x = y / |y| the slopes of a particle far out are small; here one is thrown there."""
     rng = np.random.default_rng(1074)

@@ -171,6 +171,7 @@ def test_the_largest_energy_is_that_of_a_dirac_at_a_maximiser_of_v() -> None:
     assert others.max().item() < top
 
 
+@pytest.mark.slow
 def test_ascent_ends_in_a_dirac_at_a_maximiser_of_v() -> None:
     beta = 1.0
     start = circle(np.random.default_rng(2).uniform(0.0, 2 * np.pi, 24))

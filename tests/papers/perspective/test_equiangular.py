@@ -55,6 +55,7 @@ def test_the_times_of_the_reference_are_met() -> None:
     assert plain.tolist() == pytest.approx([2.897049, 1.130770], abs=5e-7)
 
 
+@pytest.mark.slow(but_for=["*-USA", "0.0-SA", "0.9-SA", "4.0-SA"])
 @BOTH
 @pytest.mark.parametrize("beta", [0.0, 1e-8, 0.4, 0.9, 1.1, 4.0, 55.0, 600.0])
 def test_the_time_to_meet_is_the_integral(beta: float, normalised: bool) -> None:

@@ -81,6 +81,7 @@ def test_in_the_span_tokens_move_as_in_the_whole_space() -> None:
     assert torch.allclose(grams[0], grams[1], atol=1e-13)
 
 
+@pytest.mark.slow
 def test_in_high_dimension_tokens_meet_along_the_closed_form() -> None:
     beta = [0.5, 2.0, 3.5]
     diagram = perspective.phase_diagram(

@@ -199,6 +199,7 @@ def test_tokens_in_the_plane_share_a_half_plane_as_often_as_wendel_says() -> Non
     assert abs(share - p) < 4 * math.sqrt(p * (1 - p) / samples)
 
 
+@pytest.mark.slow
 def test_from_a_hemisphere_tokens_meet_at_least_as_fast_as_the_bound() -> None:
     """alpha = min <x_i, x*>: alpha' >= (1 - alpha) / (2 n exp(2 beta)) (Lemma 6.4 and its proof)."""
     beta, n, d = 1.0, 6, 3
@@ -217,6 +218,7 @@ def test_from_a_hemisphere_tokens_meet_at_least_as_fast_as_the_bound() -> None:
     assert float(rate) > 10 / (2 * n * math.exp(2 * beta))  # the bound is far from what is seen
 
 
+@pytest.mark.slow(but_for=["1.0"])
 @pytest.mark.parametrize("beta", [0.0, 1.0, 2.5])
 def test_in_three_dimensions_all_tokens_meet(beta: float) -> None:
     mu = perspective.uniform(8, 3, rng=RNG(12), batch=(6,))

@@ -53,6 +53,7 @@ def test_mixtures_that_are_none_are_refused(weights: Any, laws: Any) -> None:
 # --- on the line ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_kl_and_tv_on_the_line_have_the_reference_values_and_rates() -> None:
     K = [4, 8, 16, 32, 64, 128]
     runs = [rf.transport_1d(norm(), MIXTURE, k) for k in K]
@@ -64,6 +65,7 @@ def test_kl_and_tv_on_the_line_have_the_reference_values_and_rates() -> None:
     assert slope(K[2:], tv[2:]) == pytest.approx(-1, abs=0.15)
 
 
+@pytest.mark.slow
 def test_kl_and_tv_are_those_of_an_adaptive_quadrature() -> None:
     run = rf.transport_1d(norm(), MIXTURE, 8)
 
@@ -210,6 +212,7 @@ def test_knothe_rosenblatt_has_the_reference_values(K: int) -> None:
     assert run.l2 == pytest.approx(l2, rel=0.2)
 
 
+@pytest.mark.slow(but_for=["36"])
 @pytest.mark.parametrize("K", [9, 18, 36])
 def test_with_medians_off_first_far_less_is_lost(K: int) -> None:
     pieces, kl = CENTRED[K]
@@ -268,6 +271,7 @@ def twist(x: Any) -> Array:
     return np.stack([y1 + 0.12 * np.sin(2 * np.pi * y1), y2], -1)
 
 
+@pytest.mark.slow
 def test_polar_maps_converge_like_the_mesh_and_have_the_jacobians_of_the_cells() -> None:
     K, x = [4, 8, 16, 24], np.random.default_rng(0).random((20_000, 2))
     errors = []
@@ -314,6 +318,7 @@ def rms(flows: list[rf.PiecewiseFlow], x: Array, end: Array) -> float:
     return math.sqrt(np.mean([((f(x).numpy() - end) ** 2).sum(-1).mean() for f in flows]))
 
 
+@pytest.mark.slow
 def test_maurey_has_rate_one_half_in_every_dimension() -> None:
     M, errors = [25, 100, 400], {}
     for d in (2, 40):

@@ -26,10 +26,12 @@ def result(request: pytest.FixtureRequest) -> Result:
     return found
 
 
+@pytest.mark.slow
 def test_no_claim_fails(result: Result) -> None:
     assert [claim for claim in result.claims if claim.verdict is Verdict.FAILS] == []
 
 
+@pytest.mark.slow
 def test_figures_can_be_written_and_data_are_finite_or_marked(result: Result, tmp_path: object) -> None:
     for name, figure in result.figures.items():
         figure.savefig(f"{tmp_path}/{name}.svg")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -16,36 +18,38 @@ from otflow.reproduce.frame import Frame
 NAMES = ("castin-fig1", "castin-fig2", "castin-l2", "castin-multihead", "castin-sinkhorn")
 
 
-@pytest.fixture(scope="module")
-def results() -> dict[str, Result]:
-    return {name: papers.REGISTRY.load(name).run(Frame(quick=True)) for name in NAMES}
+@cache
+def result(name: str) -> Result:
+    return papers.REGISTRY.load(name).run(Frame(quick=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_every_claim_holds_but_for_one_erratum(results: dict[str, Result], name: str) -> None:
-    others = [claim for claim in results[name].claims if claim.verdict != "holds"]
+def test_every_claim_holds_but_for_one_erratum(name: str) -> None:
+    others = [claim for claim in result(name).claims if claim.verdict != "holds"]
     assert [claim.verdict for claim in others] == ["erratum found"] * (name == "castin-l2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_no_two_claims_say_the_same(results: dict[str, Result], name: str) -> None:
-    statements = [claim.statement for claim in results[name].claims]
+def test_no_two_claims_say_the_same(name: str) -> None:
+    statements = [claim.statement for claim in result(name).claims]
     assert len(set(statements)) == len(statements)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_the_figure_has_a_title_and_something_drawn_on_all_axes(
-    results: dict[str, Result], name: str
-) -> None:
-    (figure,) = results[name].figures.values()
+def test_the_figure_has_a_title_and_something_drawn_on_all_axes(name: str) -> None:
+    (figure,) = result(name).figures.values()
     for i, ax in enumerate(figure.axes):  # type: ignore[attr-defined]
         assert ax.collections or ax.lines
         assert ax.get_title() or ax.get_xlabel().startswith("blow-up time") or i >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_the_data_are_finite_but_for_blow_up_times(results: dict[str, Result], name: str) -> None:
-    for key, values in results[name].data.items():
+def test_the_data_are_finite_but_for_blow_up_times(name: str) -> None:
+    for key, values in result(name).data.items():
         assert np.isfinite(values).all() or key == "blow_up_time_2d"
 
 
@@ -56,6 +60,7 @@ def test_the_independent_run_and_the_flow_agree(name: str) -> None:
     np.testing.assert_allclose(runs.final(runs.follow(p, t1=0.3)), S, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_time_of_its_own_leads_along_the_same_orbits() -> None:
     p = runs.panel("2b", quick=True, keep=400)
     own = runs.reference(p, length=3.0, own_time=True)
@@ -93,6 +98,7 @@ def test_isotropic_lines_are_where_the_quadratic_form_vanishes() -> None:
         assert np.linalg.norm(u) == pytest.approx(1.0)
 
 
+@pytest.mark.slow(but_for=["1d"])
 @pytest.mark.parametrize("name", ["1d", "2d"])
 def test_stable_lines_attract_their_neighbours_and_the_others_do_not(name: str) -> None:
     p = runs.panel(name, quick=True)
