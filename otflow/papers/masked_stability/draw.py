@@ -1,21 +1,27 @@
-"""The figures of the experiment `masked-stability`."""
+"""The pictures of the experiment `masked-stability`: growth of distances, two orders, and long sequences."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy.special import iv
 
 import otflow as of
+from otflow.papers.masked_stability.long_sequences import TIMES, LongSequences
+from otflow.papers.masked_stability.runs import (
+    TIME,
+    DistanceGrowth,
+    MaskedEstimate,
+    Orders,
+    bessel_mean,
+    harmonic,
+)
 from otflow.reproduce.fits import slope
-
-if TYPE_CHECKING:
-    from otflow.papers.masked_stability.long_sequences import LongSequences
-    from otflow.papers.masked_stability.runs import DistanceGrowth, MaskedEstimate, Orders
 
 BLUE, RED, GREEN = of.plot.COLOURS[:3]
 INK = of.plot.INK
+LEGEND = {"loc": "upper left", "frameon": False}
 
 
 def ratios(velocity: DistanceGrowth, flows: DistanceGrowth) -> Any:
@@ -25,45 +31,27 @@ def ratios(velocity: DistanceGrowth, flows: DistanceGrowth) -> Any:
     >>> len(ratios(velocities((2, 4)), growth((2, 4))).axes)
     2
     """
-    fig, axes = of.plot.figure(1, 2, size=(9.6, 4.0))
-    _velocities(axes[0, 0], velocity)
-    _flows(axes[0, 1], flows)
-    for ax in axes.flat:
-        ax.set(xscale="log", xlabel="number of tokens n")
+    fig, ((left, right),) = of.plot.figure(1, 2, size=(9.6, 4.0))
+    few, many = (np.unique(np.geomspace(1, end, 60).round()) for end in (velocity.n[-1], 1e5))
+    first, H = (np.array([harmonic(int(k)) for k in n]) for n in (few, many))
+    left.semilogx(few, first, color=RED, lw=1, label="$H_n$")
+    left.plot(few, [np.sum(1 / np.arange(1, k + 1) ** 2) ** 0.5 for k in few], color=BLUE, lw=1)
+    left.text(few[-1], 2.1, "Hardy's constant 2", color=INK, ha="right")
+    bessel, jensen = [bessel_mean(k, TIME) for k in many], iv(0, 2 * (TIME * H) ** 0.5)
+    right.loglog(many, bessel, color=RED, lw=1, label=r"$\mathrm{E}\,I_0(2\sqrt{M})$")
+    right.plot(many, jensen, color=RED, lw=1, ls=":", label=r"$I_0(2\sqrt{H_n})$")
+    right.text(many[-1], 1.06 * np.exp(2 * TIME), "$e^2$", color=INK, ha="right")
+    for ax, found, top in ((left, velocity, 2.0), (right, flows, np.exp(2 * TIME))):
+        ax.plot(found.n, found.one, "o", ms=5, color=RED, label="$d_1$, first token moved")
+        ax.plot(found.n, found.worst, "s", ms=4, color=GREEN, label="$d_2$, token $i$ moved by $i^{-1/2}$")
+        ax.plot(found.n, found.two, "o", ms=5, color=BLUE, label="$d_2$, first token moved")
+        ax.axhline(top, color=INK, lw=1, ls="--")
         ax.minorticks_off()
+        of.plot.panel(ax, x="number of tokens n", legend=LEGEND)
+    of.plot.panel(left, "from tokens to velocities", y="growth of the distance", ylim=(0, 11))
+    ticks = [2, 5, 10, 20, 50, 100, 200]
+    of.plot.panel(right, "along the flow, from $t=0$ to $t=1$", ylim=(2, 400), yticks=ticks)
     return fig
-
-
-def _velocities(ax: Any, found: DistanceGrowth) -> None:
-    n = np.unique(np.geomspace(1, found.n[-1], 60).round())
-    ax.plot(n, [np.sum(1 / np.arange(1, k + 1)) for k in n], color=RED, lw=1, label="$H_n$")
-    ax.plot(n, [np.sum(1 / np.arange(1, k + 1) ** 2) ** 0.5 for k in n], color=BLUE, lw=1)
-    ax.plot(found.n, found.one, "o", ms=5, color=RED, label="$d_1$, first token moved")
-    ax.plot(found.n, found.worst, "s", ms=4, color=GREEN, label="$d_2$, token $i$ moved by $i^{-1/2}$")
-    ax.plot(found.n, found.two, "o", ms=5, color=BLUE, label="$d_2$, first token moved")
-    ax.axhline(2.0, color=INK, lw=1, ls="--")
-    ax.text(found.n[-1], 2.1, "Hardy's constant 2", color=INK, ha="right")
-    ax.set(ylim=(0, 11), ylabel="growth of the distance")
-    ax.set_title("from tokens to velocities", fontsize=9, color=INK)
-    ax.legend(loc="upper left", frameon=False)
-
-
-def _flows(ax: Any, found: DistanceGrowth) -> None:
-    from otflow.papers.masked_stability.runs import TIME, bessel_mean, harmonic
-
-    n = np.unique(np.geomspace(1, 1e5, 60).round())
-    H = np.array([harmonic(int(k)) for k in n])
-    ax.plot(n, [bessel_mean(k, TIME) for k in n], color=RED, lw=1, label=r"$\mathrm{E}\,I_0(2\sqrt{M})$")
-    ax.plot(n, iv(0, 2 * (TIME * H) ** 0.5), color=RED, lw=1, ls=":", label=r"$I_0(2\sqrt{H_n})$")
-    ax.plot(found.n, found.one, "o", ms=5, color=RED, label="$d_1$, first token moved")
-    ax.plot(found.n, found.worst, "s", ms=4, color=GREEN, label="$d_2$, token $i$ moved by $i^{-1/2}$")
-    ax.plot(found.n, found.two, "o", ms=5, color=BLUE, label="$d_2$, first token moved")
-    ax.axhline(np.exp(2 * TIME), color=INK, lw=1, ls="--")
-    ax.text(1.0e5, 1.06 * np.exp(2 * TIME), "$e^2$", color=INK, ha="right")
-    ax.set(yscale="log", ylim=(2, 400))
-    ax.set_yticks(ticks := [2, 5, 10, 20, 50, 100, 200], [f"{k:g}" for k in ticks])
-    ax.set_title("along the flow, from $t=0$ to $t=1$", fontsize=9, color=INK)
-    ax.legend(loc="upper left", frameon=False)
 
 
 def orders(found: Orders) -> Any:
@@ -73,20 +61,23 @@ def orders(found: Orders) -> Any:
     >>> len(orders(reordered(4)).axes)
     3
     """
-    fig, axes = of.plot.figure(1, 3, size=(11.0, 3.7))
-    words = ("read from inside", "read from outside")
+    fig, ((inside, outside, ax),) = of.plot.figure(1, 3, size=(11.0, 3.7))
     reach = 1.1 * max(float(traj.stacked.coords[0].abs().max()) for traj in (found.mu, found.nu))
-    for ax, traj, word in zip(axes[0, :2], (found.mu, found.nu), words, strict=True):
-        of.plot.trails(traj, ax=ax, size=24.0, width=1.0)
-        ax.set_title(f"{word}: dark tokens first, pale ones last", fontsize=9, color=INK)
-        ax.set_aspect("equal", adjustable="box")
-        ax.set(xlim=(-reach, reach), ylim=(-reach, reach))
-    ax, t = axes[0, 2], found.mu.ts.numpy()
-    ax.plot(t, found.conditional, color=BLUE, label="$d_2$, which keeps labels")
-    ax.plot(t, found.plain, color=RED, label="$W_2$, which does not see them")
-    ax.set(xlabel="t", ylabel="distance of the two clouds", ylim=(0, 1.3 * found.conditional.max()))
-    ax.set_title("the same tokens, in reverse order", fontsize=9, color=INK)
-    ax.legend(loc="upper left", frameon=False)
+    square: dict[str, Any] = {
+        "xlim": (-reach, reach),
+        "ylim": (-reach, reach),
+        "aspect": "equal",
+        "adjustable": "box",
+    }
+    for place, traj, word in ((inside, found.mu, "inside"), (outside, found.nu, "outside")):
+        of.plot.trails(traj, ax=place, size=24.0, width=1.0)
+        of.plot.panel(place, f"read from {word}:\ndark tokens first, pale ones last", **square)
+    ax.plot(found.mu.ts, found.conditional, color=BLUE, label="$d_2$, which keeps labels")
+    ax.plot(found.mu.ts, found.plain, color=RED, label="$W_2$, which does not see them")
+    room = (0, 1.3 * found.conditional.max())
+    of.plot.panel(
+        ax, "the same tokens,\nin reverse order", "t", "distance of the two clouds", legend=LEGEND, ylim=room
+    )
     return fig
 
 
@@ -97,48 +88,39 @@ def estimates(found: dict[str, MaskedEstimate]) -> Any:
     >>> len(estimates({"means": estimate(average(), 2.0, 4, 1, np.random.default_rng(0))}).axes)
     1
     """
-    fig, axes = of.plot.figure(1, len(found), size=(3.7 * len(found), 3.5))
-    for ax, (name, one) in zip(axes[0], found.items(), strict=True):
-        groups = zip((BLUE, RED, GREEN), ("all tokens moved", "the first token", "fading moves"), strict=True)
-        for k, (colour, word) in enumerate(groups):
-            ax.plot(one.t, one.gain[:, 8 * k : 8 * k + 8], color=colour, lw=0.8, alpha=0.8)
-            ax.plot([], [], color=colour, label=word)
+    fig, (axes,) = of.plot.figure(1, len(found), size=(3.7 * len(found), 3.5))
+    groups = {"all tokens moved": BLUE, "the first token": RED, "fading moves": GREEN}
+    for ax, (name, one) in zip(axes, found.items(), strict=True):
+        for k, (word, colour) in enumerate(groups.items()):
+            lines = ax.plot(one.t, one.gain[:, 8 * k : 8 * k + 8], color=colour, lw=0.8, alpha=0.8)
+            lines[0].set_label(word)
         ax.plot(one.t, one.bound, color=INK, ls="--", lw=1, label=r"bound $\int L$")
-        ax.set(xlabel="t", ylim=(0, min(1.05 * one.bound[-1], 5.0)))
-        ax.set_title(name, fontsize=9, color=INK)
-    axes[0, 0].set_ylabel("log of the growth of $d_p$")
-    axes[0, 0].legend(loc="upper left", frameon=False)
+        of.plot.panel(ax, name, "t", ylim=(0, min(1.05 * one.bound[-1], 5.0)))
+    of.plot.panel(axes[0], y="log of the growth of $d_p$", legend=LEGEND)
     return fig
 
 
 def limits(found: LongSequences) -> Any:
     """Distances of sequences to their limit.
 
-    >>> from otflow.papers.masked_stability.long_sequences import LongSequences
     >>> n, one = np.array([16, 32]), np.ones((2, 3))
     >>> len(limits(LongSequences(n, one, n, one, one)).axes)
     2
     """
-    fig, axes = of.plot.figure(1, 2, size=(10.4, 3.8))
-    left, right = axes[0]
-    _rates(left, found.n, found.curve, "o-", "")
-    _rates(right, found.random, found.conditional, "s--", "$d_2$, ")
-    _rates(right, found.random, found.plain, "o-", "$W_2$, ")
-    left.set_title("tokens on a curve: $d_2$ to the limit", fontsize=9, color=INK)
-    left.legend(loc="lower left", frameon=False)
-    left.set_yticks(ticks := [0.002, 0.005, 0.01, 0.02, 0.05, 0.1], [f"{k:g}" for k in ticks])
-    left.set_ylim(0.7 * found.curve.min(), 1.3 * found.curve.max())
-    right.set_title("tokens random given their label (on the line)", fontsize=9, color=INK)
-    right.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    right.set_yticks(ticks := [0.03, 0.05, 0.1, 0.2, 0.3], [f"{k:g}" for k in ticks])
+    fig, ((left, right),) = of.plot.figure(1, 2, size=(10.4, 3.8))
+    for ax, n, columns, style, name in (
+        (left, found.n, found.curve, "o-", ""),
+        (right, found.random, found.conditional, "s--", "$d_2$, "),
+        (right, found.random, found.plain, "o-", "$W_2$, "),
+    ):
+        for t, values, colour in zip(TIMES, columns.T, of.plot.COLOURS, strict=False):
+            label = f"{name}t = {t:g}: slope {slope(n, values):.2f}"
+            ax.loglog(n, values, style, ms=4, color=colour, label=label)
+        of.plot.panel(ax, x="number of tokens n", y="distance to the limit", xticks=n)
+    beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False}
+    ticks, far = [0.002, 0.005, 0.01, 0.02, 0.05, 0.1], [0.03, 0.05, 0.1, 0.2, 0.3]
+    below = LEGEND | {"loc": "lower left"}
+    of.plot.panel(left, "tokens on a curve: $d_2$ to the limit", legend=below, yticks=ticks)
+    left.set_ylim(0.7 * found.curve.min(), 1.3 * found.curve.max())  # not all of the ticks
+    of.plot.panel(right, "tokens random given their label (on the line)", legend=beside, yticks=far)
     return fig
-
-
-def _rates(ax: Any, n: np.ndarray, values: np.ndarray, style: str, name: str) -> None:
-    from otflow.papers.masked_stability.long_sequences import TIMES
-
-    for t, column, colour in zip(TIMES, values.T, of.plot.COLOURS, strict=False):
-        ax.plot(n, column, style, ms=4, color=colour, label=f"{name}t = {t:g}: slope {slope(n, column):.2f}")
-    ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="distance to the limit")
-    ax.minorticks_off()
-    ax.set_xticks(n, [f"{k:g}" for k in n])

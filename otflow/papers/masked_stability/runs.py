@@ -1,9 +1,10 @@
-"""The runs that the claims and the pictures of this room look at."""
+"""The runs: how distances between sequences grow under masked attention."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,15 +12,14 @@ from scipy.integrate import quad
 from scipy.special import iv
 
 import otflow as of
+from otflow.papers.masked_stability.long_sequences import Array, on_curve
 from otflow.stability.bounds.a_priori import a_priori
 from otflow.stability.coupled import coupled
 from otflow.transport.exact.sequences import positions
 
-Q, K = ((0.7, 0.2), (-0.3, 0.5)), ((0.6, -0.4), (0.1, 0.7))
-V = ((0.3, -0.8), (0.8, 0.3))
-
+# Of no symmetry; V turns, so that tokens do not just run away.
+Q, K, V = ((0.7, 0.2), (-0.3, 0.5)), ((0.6, -0.4), (0.1, 0.7)), ((0.3, -0.8), (0.8, 0.3))
 TIME = 1.0
-Array = np.ndarray[Any, Any]
 
 
 class MaskedEstimate(NamedTuple):
@@ -58,8 +58,7 @@ def bessel_mean(n: float, t: float) -> float:
     >>> bessel_mean(1, 1.0)  # exp(t)
     2.7183
     """
-    c = 2 * math.sqrt(t)
-    end = math.sqrt(math.log(n) + 45.0)  # beyond, the largest is with probability 1e-19
+    c, end = 2 * math.sqrt(t), math.sqrt(math.log(n) + 45.0)  # M is beyond end^2 with probability 1e-19
 
     def integrand(r: float) -> float:
         return -c * float(iv(1, c * r)) * math.expm1(n * math.log1p(-math.exp(-r * r))) if r > 0 else 0.0
@@ -95,6 +94,7 @@ def estimate(field: of.VelocityField, p: float, n: int, d: int, rng: np.random.G
     x = rng.uniform(-0.35, 0.35, (n, d))
     move = rng.normal(size=(24, n, d))
     move[8:16, 1:] = 0.0
+    # Falling like i^(-1/p), which just fails to be summable: the worst for Hardy's inequality.
     move[16:] = rng.normal(size=(8, 1, d)) * np.arange(1, n + 1)[:, None] ** (-1 / p)
     y = x + 1e-3 * move / np.abs(move).max((1, 2), keepdims=True)
     mu, nu = (of.Particles(z, label=positions(n)) for z in (x, y))
@@ -112,29 +112,13 @@ def average() -> of.VelocityField:
     return of.SoftmaxAttention([[0.0]], [[0.0]], [[1.0]], causal=True)
 
 
-def _moves(n: int) -> tuple[of.Particles, of.Particles]:
-    """A sequence of zeros, and two perturbations: the first token, and i^(-1/2)."""
-    x = torch.arange(1, n + 1, dtype=torch.float64) ** -0.5
-    first = torch.zeros_like(x)
-    first[0] = 1.0
-    label = positions(n)
-    return of.Particles(torch.zeros(n, 1).double(), label=label), of.Particles(
-        torch.stack([first, x])[..., None], label=label
-    )
-
-
 def velocities(sizes: tuple[int, ...]) -> DistanceGrowth:
     """The growth from tokens to velocities.
 
     >>> velocities((2,)).one.tolist()
     [1.5]
     """
-    rows = []
-    for n in sizes:
-        pair = _moves(n)
-        after = [of.Particles(average()(0.0, mu)[0], label=mu.label) for mu in pair]
-        rows.append(_gains(*pair, *after))
-    return DistanceGrowth(np.array(sizes), *np.array(rows).T)
+    return _growth(sizes, lambda mu: of.Particles(average()(0.0, mu)[0], label=mu.label))
 
 
 def growth(sizes: tuple[int, ...]) -> DistanceGrowth:
@@ -143,20 +127,25 @@ def growth(sizes: tuple[int, ...]) -> DistanceGrowth:
     >>> growth((1,)).one.round(5).tolist()
     [2.71828]
     """
+
+    def end(mu: of.Particles) -> of.Measure:
+        return of.flow(mu, average(), of.RK4(), t1=TIME, dt=TIME / 20, save_at=[TIME]).final
+
+    return _growth(sizes, end)
+
+
+def _growth(sizes: tuple[int, ...], to: Callable[[of.Particles], of.Measure]) -> DistanceGrowth:
+    """From sequences of zeros and their perturbations to what ``to`` makes of them."""
     rows = []
     for n in sizes:
-        pair = _moves(n)
-        after = [of.flow(mu, average(), of.RK4(), t1=TIME, dt=TIME / 20, save_at=[TIME]).final for mu in pair]
-        rows.append(_gains(*pair, *after))
+        # Two perturbations at once: the first token, and i^(-1/2), which nearly attains Hardy's constant.
+        fading = torch.arange(1, n + 1, dtype=torch.float64) ** -0.5
+        moves = torch.stack([torch.eye(1, n).double()[0], fading])[..., None]
+        mu, nu = (of.Particles(x, label=positions(n)) for x in (torch.zeros_like(moves[0]), moves))
+        after, then, d = to(mu), to(nu), of.conditional_wasserstein
+        (one, _), two = ((d(after, then, p) / d(mu, nu, p)).tolist() for p in (1, 2))
+        rows.append([one, *two])
     return DistanceGrowth(np.array(sizes), *np.array(rows).T)
-
-
-def _gains(mu: of.Particles, nu: of.Particles, after: Any, then: Any) -> list[float]:
-    one, two = (
-        (of.conditional_wasserstein(after, then, p) / of.conditional_wasserstein(mu, nu, p)).tolist()
-        for p in (1, 2)
-    )
-    return [one[0], two[0], two[1]]
 
 
 def reordered(n: int) -> Orders:
@@ -165,12 +154,8 @@ def reordered(n: int) -> Orders:
     >>> abs(reordered(4).plain[0].item()) < 1e-12
     True
     """
-    s = positions(n)
-    angle = 5.0 * s
-    x = (0.2 + 0.8 * s)[:, None] * torch.stack([angle.cos(), angle.sin()], -1)
-    offsets = 10.0 ** -torch.arange(1.0, 5.0).double()
-    mu, nu = of.Particles(x, label=s), of.Particles(x.flip(0), label=s)
-    near = of.Particles(x.flip(0) + offsets[:, None, None], label=s)
+    mu, offsets = on_curve(n), 10.0 ** -torch.arange(1.0, 5.0).double()
+    nu, near = (of.Particles(mu.x.flip(0) + h, label=mu.label) for h in (0.0, offsets[:, None, None]))
     a, b, c = (of.flow(one, attention(), of.RK4(), t1=TIME, dt=0.05) for one in (mu, nu, near))
     plain, conditional = (
         np.array([float(d(u, v)) for u, v in zip(a.measures, b.measures, strict=True)])

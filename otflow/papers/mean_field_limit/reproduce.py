@@ -26,136 +26,68 @@ fluctuate by n^(-1/2) only, so that what the rest of the cloud adds to a differe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import numpy as np
-import torch
-from torch import Tensor
 
-import otflow as of
-from otflow.papers.mean_field_limit import draw
-from otflow.papers.mean_field_limit.runs import (
-    SETTINGS,
-    TIMES,
-    Array,
-    Run,
-    Sample,
-    SamplingRates,
-    evolve,
-    in_space,
-    independent,
-    on_line,
-    quantiles,
-)
+from otflow.papers.mean_field_limit import draw, runs
+from otflow.papers.mean_field_limit.runs import SETTINGS, TIMES, Array
 from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.fits import slope
 from otflow.reproduce.frame import Frame
-from otflow.stability.bounds.a_priori import a_priori
 
 PAPER = Source("Castin, Ablin, Carrillo, Peyré 2025")
+LIMIT, STABLE = PAPER.at("Theorem 3.1 (mean-field limit)"), PAPER.at("Theorem 3.1 (stability)")
 SEED = 31
 
 
 def run(frame: Frame) -> Result:
     """All rates, all claims, all figures."""
-    rng = np.random.default_rng(SEED)
-    found: dict[str, dict[str, SamplingRates]] = {}
-    samples: dict[str, Sample] = {}
-    for k, (name, field) in enumerate(on_line().items()):
-        frame.stage(0.2 * k, f"{name}, on the line")
-        limit = evolve(quantiles(1024 if frame.quick else 2048), field)
-        found[name] = _line_rates(field, limit, rng, quick=frame.quick)
-        samples[name] = Sample(limit, evolve(independent(48, (), rng), field))
-    for k, (name, field) in enumerate(in_space().items()):
-        frame.stage(0.6 + 0.13 * k, f"{name}, in space")
-        found[name][SETTINGS[2].name] = _space_rates(field, rng, quick=frame.quick)
-    figures = {"rates": draw.rates(found), "factors": draw.factors(found), "laws": draw.laws(samples)}
-    return Result([*_slope_claims(found), *_factor_claims(found)], figures, _data(found))
-
-
-# --- clouds ------------------------------------------------------------------------------------------
-
-
-def _sizes(first: int, last: int) -> list[int]:
-    return [2**k for k in range(first.bit_length() - 1, last.bit_length())]
-
-
-def _line_rates(
-    field: of.VelocityField, limit: Run, rng: np.random.Generator, *, quick: bool
-) -> dict[str, SamplingRates]:
-    log_C = float(a_priori(field, 1.0, t1=TIMES[-1]).log_C[-1])
-    few, many = _sizes(16, 128 if quick else 256), _sizes(32, 256 if quick else 1024)
-    total = 16384 if quick else 32768  # tokens in all repetitions
-    random = (independent(n, (min(256, total // n),), rng) for n in many)
-    return {
-        SETTINGS[0].name: _rates(many, ((evolve(mu, field), limit) for mu in random), log_C),
-        SETTINGS[1].name: _rates(few, ((evolve(quantiles(n), field), limit) for n in few), log_C),
-    }
-
-
-def _space_rates(field: of.VelocityField, rng: np.random.Generator, *, quick: bool) -> SamplingRates:
-    """Pairs of independent clouds in [-1/2, 1/2]^3."""
-    sizes = _sizes(32, 512 if quick else 1024)
-    log_C = float(a_priori(field, 0.75**0.5, t1=TIMES[-1]).log_C[-1])
-    clouds = (rng.random((2, max(12, 2048 // n), n, 3)) - 0.5 for n in sizes)
-    pairs = ([evolve(of.Particles(x), field) for x in two] for two in clouds)
-    return _rates(sizes, pairs, log_C)
-
-
-def _rates(sizes: list[int], pairs: Iterable[Sequence[Run]], log_C: float) -> SamplingRates:
-    d = [
-        torch.stack([of.wasserstein(a, b) for a, b in zip(*two, strict=True)]).reshape(3, -1) for two in pairs
-    ]
-    growth = [one[-1] / one[0] for one in d]
-    return SamplingRates(
-        np.array(sizes),
-        _stack(one.median(-1).values for one in d),
-        _stack(one.median() for one in growth),
-        _stack(one.max() for one in growth),
-        log_C,
+    rng, found, samples = np.random.default_rng(SEED), {}, {}
+    many, total = frame.size((1024, 16384), (2048, 32768))  # tokens of the limit; and in all repetitions
+    independent, line, space = frame.size(
+        ((32, 64, 128, 256), (16, 32, 64, 128), (32, 64, 128, 256, 512)),
+        ((32, 64, 128, 256, 512, 1024), (16, 32, 64, 128, 256), (32, 64, 128, 256, 512, 1024)),
     )
+    first, second, third = (setting.name for setting in SETTINGS)
+    for k, (name, field) in enumerate(runs.on_line().items()):
+        frame.stage(0.2 * k, f"{name}, on the line")
+        limit = runs.evolve(runs.quantiles(many), field)
+        found[name] = {
+            first: runs.random_rates(independent, field, limit, rng, total=total),
+            second: runs.quantile_rates(line, field, limit),
+        }
+        samples[name] = (limit, runs.evolve(runs.independent(48, (), rng), field))
+    for k, (name, field) in enumerate(runs.in_space().items()):
+        frame.stage(0.6 + 0.13 * k, f"{name}, in space")
+        found[name][third] = runs.space_rates(space, field, rng)
+    figures = {"rates": draw.rates(found), "factors": draw.factors(found), "laws": draw.laws(samples)}
+    return Result(_claims(found), figures, _data(found))
 
 
-def _stack(values: Iterable[Tensor]) -> Array:
-    return torch.stack(list(values)).numpy()
-
-
-# --- claims ------------------------------------------------------------------------------------------
-
-
-def _slope_claims(found: dict[str, dict[str, SamplingRates]]) -> list[Claim]:
-    return [
-        PAPER.at("Theorem 3.1 (mean-field limit)")(
-            f"{name}, {setting.name}, t = {TIMES[k]:g}: W_2 falls like n^{setting.exponent:.3g} (slope)"
-        ).within(setting.low, setting.high, slope(rates[setting.name].n, rates[setting.name].median[:, k]))
-        for name, rates in found.items()
-        for setting in SETTINGS
+def _claims(found: draw.Found) -> list[Claim]:
+    """Slopes at the first and the last time, then factors: below the bound, and the same for all n."""
+    rows = [(f"{name}, {s.name}", s, some[s.name]) for name, some in found.items() for s in SETTINGS]
+    claims = [
+        LIMIT(f"{words}, t = {TIMES[k]:g}: W_2 falls like n^{s.exponent:.3g} (slope)").within(
+            s.low, s.high, slope(one.n, one.median[:, k])
+        )
+        for words, s, one in rows
         for k in (0, 2)
     ]
-
-
-def _factor_claims(found: dict[str, dict[str, SamplingRates]]) -> list[Claim]:
-    source = PAPER.at("Theorem 3.1 (stability)")
-    claims = []
-    for name, rates in found.items():
-        for setting in SETTINGS:
-            one, words = rates[setting.name], f"{name}, {setting.name}"
-            claims += [
-                source(f"{words}: log of W_2(1) / W_2(0) (largest) is at most int L").at_most(
-                    one.log_C, np.log(one.worst.max())
-                ),
-                source(
-                    f"{words}: W_2(1) / W_2(0) for the most tokens over that for the fewest (medians)"
-                ).within(0.8, 1.25, one.ratio[-1] / one.ratio[0]),
-            ]
+    for words, _, one in rows:
+        top = STABLE(f"{words}: log of W_2(1) / W_2(0) (largest) is at most int L")
+        same = STABLE(f"{words}: W_2(1) / W_2(0) for the most tokens over that for the fewest (medians)")
+        claims += [
+            top.at_most(one.log_C, np.log(one.worst.max())),
+            same.within(0.8, 1.25, one.ratio[-1] / one.ratio[0]),
+        ]
     return claims
 
 
-def _data(found: dict[str, dict[str, SamplingRates]]) -> dict[str, Array]:
+def _data(found: draw.Found) -> dict[str, Array]:
+    """Sizes, medians and growth, numbered by setting."""
     return {
-        f"{name}_{k}_{key}": value
-        for name, rates in found.items()
+        f"{name}_{k}_{key}": getattr(some[setting.name], key)
+        for name, some in found.items()
         for k, setting in enumerate(SETTINGS)
-        for key, value in rates[setting.name]._asdict().items()
-        if key != "log_C"
+        for key in ("n", "median", "ratio", "worst")
     }

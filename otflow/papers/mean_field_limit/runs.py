@@ -1,20 +1,26 @@
-"""The runs that the claims and the pictures of this room look at."""
+"""The runs: clouds of tokens and laws under attention, and the distances between them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 import otflow as of
+from otflow.stability.bounds.a_priori import a_priori
 from otflow.transport.exact.sequences import positions
 
-SPACE = (
-    ((0.6, 0.2, 0.0), (-0.1, 0.4, 0.3), (0.1, -0.2, 0.6)),
-    ((0.4, -0.1, 0.2), (0.3, 0.5, 0.0), (0.0, 0.2, 0.4)),
-)
-TURN = ((0.5, -0.4, 0.0), (0.4, 0.5, 0.2), (0.0, -0.2, 0.4))
-
+# Queries, keys and values in space: of no symmetry, and small, so that nothing explodes before t = 1.
+Q = ((0.6, 0.2, 0.0), (-0.1, 0.4, 0.3), (0.1, -0.2, 0.6))
+K = ((0.4, -0.1, 0.2), (0.3, 0.5, 0.0), (0.0, 0.2, 0.4))
+V = ((0.5, -0.4, 0.0), (0.4, 0.5, 0.2), (0.0, -0.2, 0.4))
+KINDS: dict[str, Callable[..., of.VelocityField]] = {
+    "softmax": of.SoftmaxAttention,
+    "L2": of.L2Attention,
+    "sigmoid": of.SigmoidAttention,
+}
 TIMES = (0.0, 0.5, 1.0)
 Array = np.ndarray[Any, Any]
 Run = tuple[of.Measure, ...]  # at TIMES
@@ -46,20 +52,13 @@ class SamplingRates(NamedTuple):
     log_C: float  # the bound of its logarithm
 
 
-class Sample(NamedTuple):
-    """The limit on the line and one cloud, at all times."""
-
-    limit: Run
-    cloud: Run
-
-
 def on_line() -> dict[str, of.VelocityField]:
     """Three attentions on the line.
 
     >>> list(on_line())
     ['softmax', 'L2', 'sigmoid']
     """
-    return _attentions([[0.6]], [[0.6]], [[0.5]])
+    return {name: kind([[0.6]], [[0.6]], [[0.5]]) for name, kind in KINDS.items()}
 
 
 def in_space() -> dict[str, of.VelocityField]:
@@ -68,15 +67,7 @@ def in_space() -> dict[str, of.VelocityField]:
     >>> list(in_space())
     ['softmax', 'L2', 'sigmoid']
     """
-    return _attentions(*SPACE, TURN)
-
-
-def _attentions(Q: Any, K: Any, V: Any) -> dict[str, of.VelocityField]:
-    return {
-        "softmax": of.SoftmaxAttention(Q, K, V),
-        "L2": of.L2Attention(Q, K, V),
-        "sigmoid": of.SigmoidAttention(Q, K, V),
-    }
+    return {name: kind(Q, K, V) for name, kind in KINDS.items()}
 
 
 def quantile(u: Any) -> Any:
@@ -113,3 +104,36 @@ def evolve(mu: of.Particles, field: of.VelocityField) -> Run:
     3
     """
     return tuple(of.flow(mu, field, of.RK4(), t1=TIMES[-1], dt=0.25, save_at=TIMES).measures)
+
+
+def random_rates(
+    sizes: Sequence[int], field: of.VelocityField, limit: Run, rng: np.random.Generator, *, total: int
+) -> SamplingRates:
+    """Independent tokens on the line against the limit, ``total`` of them in all repetitions, or fewer."""
+    clouds = (independent(n, (min(256, total // n),), rng) for n in sizes)
+    return _rates(sizes, ((evolve(mu, field), limit) for mu in clouds), field, 1.0)
+
+
+def quantile_rates(sizes: Sequence[int], field: of.VelocityField, limit: Run) -> SamplingRates:
+    """Tokens at the quantiles against the limit."""
+    return _rates(sizes, ((evolve(quantiles(n), field), limit) for n in sizes), field, 1.0)
+
+
+def space_rates(sizes: Sequence[int], field: of.VelocityField, rng: np.random.Generator) -> SamplingRates:
+    """Pairs of independent clouds in [-1/2, 1/2]^3."""
+    clouds = (rng.random((2, max(12, 2048 // n), n, 3)) - 0.5 for n in sizes)
+    return _rates(sizes, ([evolve(of.Particles(x), field) for x in two] for two in clouds), field, 0.75**0.5)
+
+
+def _rates(
+    sizes: Sequence[int], pairs: Iterable[Sequence[Run]], field: of.VelocityField, R: float
+) -> SamplingRates:
+    """Of pairs of runs, one pair for each size, with the bound for data in the ball of radius R."""
+    each = [torch.stack([of.wasserstein(a, b) for a, b in zip(*two, strict=True)]) for two in pairs]
+    d = [one.reshape(len(TIMES), -1) for one in each]  # repetitions in one row
+    growth = [one[-1] / one[0] for one in d]
+    rows = [(a.median(-1).values, b.median(), b.max()) for a, b in zip(d, growth, strict=True)]
+    median, ratio, worst = (torch.stack(column).numpy() for column in zip(*rows, strict=True))
+    return SamplingRates(
+        np.array(sizes), median, ratio, worst, float(a_priori(field, R, t1=TIMES[-1]).log_C[-1])
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,48 +12,54 @@ from torch import Tensor
 
 import otflow as of
 
+Maker = Callable[[tuple[int, ...], int, np.random.Generator], of.VelocityField]
+
 
 def matrices(*shape: int, rng: np.random.Generator, scale: float = 1.0) -> Tensor:
-    """Gaussian matrices whose spectral norms are near ``scale``."""
-    a: Tensor = torch.from_numpy(rng.standard_normal(shape))
-    scaled: Tensor = a * (scale / (shape[-1] ** 0.5 + shape[-2] ** 0.5))
-    return scaled
+    """Gaussian matrices whose spectral norms are near ``scale``.
+
+    >>> matrices(5, 2, 2, rng=np.random.default_rng(0)).shape
+    torch.Size([5, 2, 2])
+    """
+    # |G| is near sqrt(rows) + sqrt(columns) for matrices G with independent standard Gaussian entries.
+    return torch.from_numpy(rng.standard_normal(shape) * (scale / (shape[-1] ** 0.5 + shape[-2] ** 0.5)))
 
 
-def _qkv(batch: tuple[int, ...], d: int, rng: np.random.Generator, scale: float) -> list[Tensor]:
+def _qkv(batch: tuple[int, ...], d: int, rng: np.random.Generator, scale: float = 1.0) -> list[Tensor]:
+    """Queries and keys of this size, values of size one."""
     return [matrices(*batch, d, d, rng=rng, scale=s) for s in (scale, scale, 1.0)]
 
 
+def _maker(kind: Callable[..., of.VelocityField], scale: float = 1.0, **options: Any) -> Maker:
+    """One head of this kind."""
+    return lambda batch, d, rng: kind(*_qkv(batch, d, rng, scale), **options)
+
+
 def _heads(batch: tuple[int, ...], d: int, rng: np.random.Generator, *, causal: bool = False) -> of.MultiHead:
-    heads = [
-        of.SoftmaxAttention(*_qkv(batch, d, rng, 1.0), causal=causal),
-        of.SigmoidAttention(*_qkv(batch, d, rng, 1.0), causal=causal),
-    ]
+    """A head of softmax, one of sigmoid attention, and matrices that mix them."""
+    kinds = (of.SoftmaxAttention, of.SigmoidAttention)
+    heads = [kind(*_qkv(batch, d, rng), causal=causal) for kind in kinds]
     return of.MultiHead(heads, mix=[matrices(*batch, d, d, rng=rng) for _ in heads])
 
 
-Maker = Callable[[tuple[int, ...], int, np.random.Generator], of.VelocityField]
+def _turning(Q: Tensor, K: Tensor, V: Tensor) -> of.VelocityField:
+    """Softmax attention that pulls and pushes by turns."""
+    return of.SoftmaxAttention(Q, K, lambda t: torch.cos(3 * t) * V)
 
+
+# Scales that differ: scores enter L2 and unnormalised attention without a normaliser that tames them.
 FIELDS: dict[str, Maker] = {
-    "softmax": lambda b, d, rng: of.SoftmaxAttention(*_qkv(b, d, rng, 1.0)),
-    "L2": lambda b, d, rng: of.L2Attention(*_qkv(b, d, rng, 0.8)),
-    "sigmoid": lambda b, d, rng: of.SigmoidAttention(*_qkv(b, d, rng, 1.5)),
-    "unnormalised": lambda b, d, rng: of.UnnormalisedAttention(*_qkv(b, d, rng, 0.5)),
-    "multi-head": lambda b, d, rng: _heads(b, d, rng),
-    "Sinkhorn": lambda b, d, rng: _sinkhorn(*_qkv(b, d, rng, 1.0)),
-    "masked softmax": lambda b, d, rng: of.SoftmaxAttention(*_qkv(b, d, rng, 1.0), causal=True),
-    "masked L2": lambda b, d, rng: of.L2Attention(*_qkv(b, d, rng, 0.8), causal=True),
-    "masked multi-head": lambda b, d, rng: _heads(b, d, rng, causal=True),
-    "time-dependent": lambda b, d, rng: _turning(_qkv(b, d, rng, 1.0)),
+    "softmax": _maker(of.SoftmaxAttention),
+    "L2": _maker(of.L2Attention, 0.8),
+    "sigmoid": _maker(of.SigmoidAttention, 1.5),
+    "unnormalised": _maker(of.UnnormalisedAttention, 0.5),
+    "multi-head": _heads,
+    "Sinkhorn": _maker(of.SinkhornAttention, tol=1e-11),
+    "masked softmax": _maker(of.SoftmaxAttention, causal=True),
+    "masked L2": _maker(of.L2Attention, 0.8, causal=True),
+    "masked multi-head": partial(_heads, causal=True),
+    "time-dependent": _maker(_turning),
 }
-
-
-def _sinkhorn(Q: Tensor, K: Tensor, V: Tensor) -> of.VelocityField:
-    return of.SinkhornAttention(Q, K, V, tol=1e-11)
-
-
-def _turning(m: list[Tensor]) -> of.VelocityField:
-    return of.SoftmaxAttention(m[0], m[1], lambda t: torch.cos(3 * t) * m[2])
 
 
 def cloud(
@@ -63,7 +71,11 @@ def cloud(
     labelled: bool,
     weighted: bool = False,
 ) -> of.Particles:
-    """Tokens in the unit ball, one of them on its boundary."""
+    """Tokens in the unit ball, one of them on its boundary.
+
+    >>> cloud((), 3, 2, np.random.default_rng(0), labelled=True)
+    Particles(n=3, d=2, labelled, space=Euclidean())
+    """
     x = torch.from_numpy(rng.standard_normal((*batch, n, d)))
     x = x / x.norm(dim=-1).amax(-1)[..., None, None]
     w = torch.from_numpy(rng.uniform(0.5, 1.5, (*batch, n))) if weighted else None

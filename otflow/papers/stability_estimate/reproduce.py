@@ -26,92 +26,84 @@ and Gaussians, which have no compact support, lose stability at the time of blow
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from scipy.special import expi
 
 import otflow as of
-from otflow.papers.stability_estimate import convex, draw, draw_convex
-from otflow.papers.stability_estimate.random_fields import FIELDS, cloud
+from otflow.papers.stability_estimate import convex, draw, runs
+from otflow.papers.stability_estimate.random_fields import FIELDS
+from otflow.papers.stability_estimate.runs import Contraction, Parting
 from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.frame import Frame
 
 PAPER = Source("Castin et al. 2025, Theorem 3.1")
-T = 1.0
+MASKED = Source("masked: Theorem 3.4")
+SINGULAR = Source("leading singular value of the derivative of the flow")
 
 
 def run(frame: Frame) -> Result:
-    """One ladder to look at and many to count, for each kind of attention."""
+    """One ladder to look at and many to count, for each kind of attention; then convexity."""
     shown, claims = {}, [_overflow()]
+    steps, many, pairs, halvings, quantiles = frame.size((20, 20, 10, 7, 30), (60, 500, 100, 12, 100))
     for k, name in enumerate(FIELDS):
         frame.stage(k / (len(FIELDS) + 1), f"ladder of {name} attention")
-        shown[name] = _ladder(name, (), n=12, seed=17, steps=20 if frame.quick else 60)
-        many = _ladder(name, (20 if frame.quick else 500,), n=5, seed=2, steps=20)
-        claims += _claims(name, many)
+        shown[name] = runs.ladder(name, (), n=12, seed=17, steps=steps)
+        claims += _ladder_claims(name, runs.ladder(name, (many,), n=5, seed=2, steps=20))
     frame.stage(len(FIELDS) / (len(FIELDS) + 1), "convex flows and Gaussians")
-    claims += convex.claims(frame.quick)
-    parts = convex.measured(frame.quick)
-    figures = {
-        "ladders": draw.ladders(shown),
-        "convex-and-gaussian": draw_convex.draw(parts),
-    }
-    rungs = {f"rungs-{name.replace(' ', '-')}": _numbers(found) for name, found in shown.items()}
-    return Result(claims, figures, {**rungs, **convex.arrays(parts)})
-
-
-def _numbers(found: of.Ladder) -> np.ndarray:
-    return np.array([float(log) for log in found.rungs.values()])
-
-
-def _ladder(name: str, batch: tuple[int, ...], *, n: int, seed: int, steps: int) -> of.Ladder:
-    rng = np.random.default_rng(seed)
-    field, mu0 = FIELDS[name](batch, 2, rng), cloud(batch, n, 2, rng, labelled="masked" in name)
-    return of.ladder(mu0, field, t1=T, steps=steps, rng=seed)
-
-
-def _claims(name: str, found: of.Ladder) -> list[Claim]:
-    observed, worst, after, before = found.rungs.values()
-    many, source = len(worst), Source("masked: Theorem 3.4") if "masked" in name else PAPER
-    reached = (found.adversary.ratio >= 0.9 * found.adversary.linearised).double().mean()
-    excess = torch.where(before.isfinite(), (after - before) / before.abs().clamp(min=1), -1.0)
-    return [
-        _below(f"{name}: observed / adversary, largest of {many} configurations", observed - worst, source),
-        _below(
-            f"{name}: adversary / a-posteriori bound, largest of {many} configurations", worst - after, source
-        ),
-        source(f"{name}: log C a posteriori less log C a priori, relative, largest of {many}").at_most(
-            1e-9, excess.max()
-        ),
-        Source("leading singular value of the derivative of the flow")(
-            f"{name}: share of configurations in which the adversary reaches 90 % of the linearised constant"
-        ).within(0.95, 1.0, reached),
+    contraction, parting = runs.contraction(pairs), runs.parting(halvings)
+    claims += [
+        *convex.contraction_claims(contraction),
+        *convex.cloud_claims(),
+        *convex.line_claims(quantiles),
     ]
+    claims += [*convex.parting_claims(parting), *convex.uniform_claims()]
+    figures = {"ladders": draw.ladders(shown), "convex-and-gaussian": draw.convex(contraction, parting)}
+    return Result(claims, figures, _data(shown, contraction, parting))
 
 
-def _below(statement: str, log: Tensor, source: Source) -> Claim:
-    return source(statement).at_most(1.0, math.exp(float(log.max())), slack=1e-9)
-
-
-class _Printed(NamedTuple):
-    """Numbers for which the constant of the theorem overflows."""
-
-    R0: float = 1.0
-    v: float = 1.1
-    a: float = 1.0
+def _ladder_claims(name: str, found: of.Ladder) -> list[Claim]:
+    """The rungs are in order, and the adversary is good at what it does."""
+    observed, worst, after, before = found.rungs.values()
+    source, many = MASKED if "masked" in name else PAPER, f"largest of {len(worst)}"
+    reached = (found.adversary.ratio >= 0.9 * found.adversary.linearised).double().mean()
+    share = "share of configurations in which the adversary reaches 90 % of the linearised constant"
+    # Where the a-priori bound overflows even as a logarithm, it is above everything.
+    excess = torch.where(before.isfinite(), (after - before) / before.abs().clamp(min=1), -1.0).max()
+    pairs = {"observed / adversary": observed - worst, "adversary / a-posteriori bound": worst - after}
+    ratios = {words: math.exp(float(log.max())) for words, log in pairs.items()}
+    return [
+        *(
+            source(f"{name}: {k}, {many} configurations").at_most(1.0, r, slack=1e-9)
+            for k, r in ratios.items()
+        ),
+        source(f"{name}: log C a posteriori less log C a priori, relative, {many}").at_most(1e-9, excess),
+        SINGULAR(f"{name}: {share}").within(0.95, 1.0, reached),
+    ]
 
 
 def _overflow() -> Claim:
     """int v (a R^2 + (1 + 2 a R^2) e^(2 a R^2)) dt with R = R0 e^(vt): integrated by hand in z = R^2."""
-    from scipy.special import expi
+    R0, v, a, eye = 1.0, 1.1, 1.0, torch.eye(2).double()
+    ends = (R0**2, R0**2 * math.exp(2 * v * runs.T))
+    low, high = ((a * z + float(expi(2 * a * z)) + math.exp(2 * a * z)) / 2 for z in ends)
+    found = of.stability.a_priori(of.SoftmaxAttention(a * eye, eye, v * eye), R0, t1=runs.T).log_C[-1]
+    words = "softmax, R0 = 1, |V| = 1.1, |A| = 1, t = 1: log C, while C overflows"
+    return PAPER(words).equal(high - low, found, rtol=1e-8)
 
-    m = _Printed()
-    field = of.SoftmaxAttention(
-        m.a * torch.eye(2).double(), torch.eye(2).double(), m.v * torch.eye(2).double()
-    )
-    low, high = m.R0**2, m.R0**2 * math.exp(2 * m.v * T)
-    exact = [(m.a * z + float(expi(2 * m.a * z)) + math.exp(2 * m.a * z)) / 2 for z in (low, high)]
-    return PAPER("softmax, R0 = 1, |V| = 1.1, |A| = 1, t = 1: log C, while C overflows").equal(
-        exact[1] - exact[0], of.stability.a_priori(field, m.R0, t1=T).log_C[-1], rtol=1e-8
-    )
+
+def _data(
+    shown: dict[str, of.Ladder], contraction: dict[float, Contraction], p: Parting
+) -> dict[str, np.ndarray]:
+    """Logarithms of the rungs; times and ratios of contractions; what is left of time, and ratios."""
+    taus = {tau: f"tau_{tau:g}".replace(".", "p") if tau else "flow" for tau in contraction}
+    return {
+        **{
+            f"rungs-{k.replace(' ', '-')}": np.array([float(log) for log in one.rungs.values()])
+            for k, one in shown.items()
+        },
+        **{f"contraction_{taus[tau]}": np.stack(c) for tau, c in contraction.items()},
+        **{f"parting_{name}": np.stack([p.left, y]) for name, y in p.observed.items()},
+        "parting_plane": np.stack([p.left, p.observed["plane"], p.exact["plane"]]),
+    }
