@@ -69,9 +69,9 @@ def atoms(runs: InterpolationRuns) -> Any:
         some, colours = of.Particles(mu.x[:400], space=of.Sphere()), list(np.array(COLOUR)[which])
         of.plot.particles(some, ax=ax, color=colours, size=7)
         ax.view_init(**VIEW)
-        ax.scatter(
-            *(1.02 * nu.x.numpy()).T, s=400 * MASSES, color=COLOUR, edgecolor=of.plot.INK, linewidth=0.8
-        )
+        above = 1.02 * nu.x.numpy().T  # a little above the sphere, which would hide them
+        marks: Any = {"s": 400 * MASSES, "color": COLOUR, "edgecolor": of.plot.INK, "linewidth": 0.8}
+        ax.scatter(*above, depthshade=False, **marks)
         ax.set_title(f"cloud {k + 1}: which points go to which atom", **TITLE)
         at, bars = np.arange(3) + 0.2 * (k - 1), 3 * mass_error(mu.n)
         dots: Any = {"fmt": "o", "color": of.plot.INK, "markersize": 4 + k, "capsize": 2, "linewidth": 1}

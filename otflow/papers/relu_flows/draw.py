@@ -51,7 +51,7 @@ def scrambled() -> Any:
 def _lift(ax: Any, flow: rf.PiecewiseFlow, K: int) -> None:
     """Half of the way: every cell in a slot of its own."""
     count = 2 * (K - 1) + 1 + 2 * (K * K - 1)  # the shifts of rows, a translation, the lifts of cells
-    half = rf.PiecewiseFlow(rf.Piece(*(part[:count] for part in (flow.w, flow.a, flow.b, flow.T))))
+    half = rf.PiecewiseFlow(flow.pieces[:count])
     side = np.linspace(0.02, 0.98, 14) / K
     cells = np.stack(np.meshgrid(np.arange(K), np.arange(K), side, side, indexing="ij"), -1).reshape(-1, 4)
     x = cells[:, :2] / K + cells[:, 2:]
