@@ -21,6 +21,7 @@ from otflow.dynamics.noise import IndependentNoise
 from otflow.fields import VelocityField
 from otflow.measures import Measure, Particles
 from otflow.papers.homogenized.random_energy import chi_rule, participation
+from otflow.papers.homogenized.weights import Seed
 from otflow.steppers import Dopri5, Euler
 
 CHUNK = 2**19  # scores at once
@@ -81,13 +82,7 @@ class Ratios(NamedTuple):
 
 
 def simplex_ratios(
-    gamma: Any,
-    n: int,
-    b: float,
-    *,
-    d: float = math.inf,
-    samples: int = 8192,
-    rng: int | np.random.Generator = 0,
+    gamma: Any, n: int, b: float, *, d: float = math.inf, samples: int = 8192, rng: Seed = 0
 ) -> Ratios:
     """f(gamma) = E sum_k pi_ik^2 and g(gamma) = E sum_k pi_ik pi_jk for n tokens at inner products gamma.
 
@@ -182,14 +177,7 @@ def simplex_velocity(gamma: Any, f: Any, g: Any, d: float = math.inf) -> Tensor:
 
 
 def simplex_overlap(
-    t: Any,
-    n: int,
-    b: float,
-    *,
-    d: float = math.inf,
-    gamma0: float = 0.0,
-    samples: int = 8192,
-    rng: int | np.random.Generator = 0,
+    t: Any, n: int, b: float, *, d: float = math.inf, gamma0: float = 0.0, samples: int = 8192, rng: Seed = 0
 ) -> Tensor:
     """gamma(t) on the rescaled clock: the solution of `simplex_velocity` from gamma0, shape of t.
 
@@ -294,7 +282,7 @@ def _cosines(u0: Any) -> Array:
 
 
 def low_temperature_paths(
-    u0: Any, t: Any, *, samples: int, rng: int | np.random.Generator, dt: float = 0.02, c: float = 1.0
+    u0: Any, t: Any, *, samples: int, rng: Seed, dt: float = 0.02, c: float = 1.0
 ) -> Tensor:
     """Overlaps u(t) of du = -c u (1 - u^2) dt + sqrt(2) (1 - u^2) dB, (len(t), samples, len(u0)).
 

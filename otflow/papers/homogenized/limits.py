@@ -20,7 +20,7 @@ from otflow.dynamics.trajectory import Trajectory
 from otflow.fields import VelocityField
 from otflow.measures import Measure, Particles
 from otflow.papers.homogenized.random_layers import LIMIT, Draws, barycentres, chunks, width
-from otflow.papers.homogenized.weights import GaussianWeights, inverse_temperature, of_dimension, tokens
+from otflow.papers.homogenized.weights import GaussianWeights, Seed, gaussian, of_dimension, tokens
 from otflow.steppers import Dopri5, Euler
 
 FRESH = 16  # heads that the noise draws in every step
@@ -29,9 +29,7 @@ FRESH = 16  # heads that the noise draws in every step
 # --- the matrix s --------------------------------------------------------------------------------------
 
 
-def s_matrix(
-    x: Any, *, weights: GaussianWeights, beta: float, draws: int = 1024, rng: int | np.random.Generator
-) -> Tensor:
+def s_matrix(x: Any, *, weights: GaussianWeights, beta: float, draws: int = 1024, rng: Seed) -> Tensor:
     """s_ij = E_A <m_A(x_i), m_A(x_j)>, m_A(x) = sum_k softmax_k(beta <A x, x_k>) x_k; (*batch, n, n).
 
     The noise of tokens i and j has covariance sigma_V^2 s_ij P_i P_j. It is an average over draws of A, exact
@@ -48,7 +46,7 @@ def s_matrix(
     tensor([[0.5000, 0.5000],
             [0.5000, 0.5000]], dtype=torch.float64)
     """
-    x, beta, weights = tokens(x), inverse_temperature(beta), gaussian(weights)
+    x, (weights, beta) = tokens(x), gaussian(weights, beta)
     of_dimension(weights, x.shape[-1])
     total = checks.count(draws, "draws") if beta * weights.sigma_A > 0 else 1
     flat, source = x.reshape(-1, *x.shape[-2:]), Draws(checks.generator(rng))
@@ -61,12 +59,6 @@ def s_matrix(
     if not bool(torch.isfinite(out).all()):
         raise NotFiniteError("s is not finite (scores overflow); choose a smaller beta.", out)
     return (out / total).reshape(*x.shape[:-1], x.shape[-2])
-
-
-def gaussian(weights: Any) -> GaussianWeights:
-    """Limits are known in closed form for Gaussian values only."""
-    law: GaussianWeights = checks.instance(weights, GaussianWeights, "weights")
-    return law
 
 
 # --- drift and bracket of overlaps ---------------------------------------------------------------------
@@ -152,10 +144,8 @@ class ExpectedAttention(VelocityField):
             [1., 0.]], dtype=torch.float64)
     """
 
-    def __init__(
-        self, weights: GaussianWeights, beta: float, *, draws: int = 256, rng: int | np.random.Generator
-    ) -> None:
-        self.weights, self.beta = gaussian(weights), inverse_temperature(beta)
+    def __init__(self, weights: GaussianWeights, beta: float, *, draws: int = 256, rng: Seed) -> None:
+        self.weights, self.beta = gaussian(weights, beta)
         random = self.beta * weights.sigma_A > 0 and weights.mean_V is not None  # else no bank is needed
         self.draws = checks.count(draws, "draws") if random else 1
         self.A = weights(checks.generator(rng), (self.draws,))[1]
@@ -220,10 +210,10 @@ class HeadNoise(Noise):
         rate: float = 1.0,
         draws: int = FRESH,
         path: BrownianPath | None = None,
-        rng: int | np.random.Generator | None = None,
+        rng: Seed | None = None,
     ) -> None:
         super().__init__(path=path, rng=rng if rng is None else checks.generator(rng))
-        self.weights, self.beta = gaussian(weights), inverse_temperature(beta)
+        self.weights, self.beta = gaussian(weights, beta)
         self.rate, self.draws = checks.positive(rate, "rate"), checks.count(draws, "draws")
         if self.draws < 2:
             checks.fail("draws", draws, "a covariance needs two heads at least", "choose draws >= 2")
@@ -256,7 +246,7 @@ class HeadNoise(Noise):
         return u + torch.einsum("bhnd,bh->bnd", about, dW[:, own:]) / math.sqrt(heads - 1)
 
 
-def _seed(rng: int | np.random.Generator | None) -> int:
+def _seed(rng: Seed | None) -> int:
     return 0 if rng is None else int(checks.generator(rng).integers(2**63))
 
 
@@ -278,7 +268,7 @@ def ode(
     weights: GaussianWeights,
     beta: float,
     t1: float,
-    rng: int | np.random.Generator,
+    rng: Seed,
     draws: int = 256,
     save_at: Any = None,
 ) -> Trajectory:
@@ -305,7 +295,7 @@ def sde(
     beta: float,
     t1: float,
     dt: float,
-    rng: int | np.random.Generator,
+    rng: Seed,
     rate: float = 1.0,
     draws: int = FRESH,
     bank: int = 256,
@@ -330,10 +320,7 @@ def sde(
     >>> sde(torch.eye(3), weights=law, beta=1.0, t1=0.2, dt=0.1, rng=0, samples=4).final
     Particles(n=3, d=3, batch=(4,), space=Sphere(tol=1e-06))
     """
-    rng, x = checks.generator(rng), tokens(x0)
-    if samples is not None:
-        x = x.expand(checks.count(samples, "samples"), *x.shape)
+    rng, mu = checks.generator(rng), Particles(tokens(x0, samples), space=Sphere())
     field = ExpectedAttention(weights, beta, draws=bank, rng=rng)
     noise = HeadNoise(weights, beta, rate=rate, draws=draws, rng=rng)
-    mu = Particles(x, space=Sphere())
     return flow(mu, field, Euler(), t1=t1, dt=dt, noise=noise, save_at=save_at)

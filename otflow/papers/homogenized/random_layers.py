@@ -21,14 +21,8 @@ from torch import Tensor
 from otflow.base import checks, numbers
 from otflow.base.errors import NotFiniteError
 from otflow.base.kernels import attend
-from otflow.papers.homogenized.weights import (
-    GaussianWeights,
-    Law,
-    inverse_temperature,
-    normal,
-    of_dimension,
-    tokens,
-)
+from otflow.papers.homogenized import weights as laws
+from otflow.papers.homogenized.weights import GaussianWeights, Law, Seed, normal, tokens
 
 LIMIT = 2**18  # numbers per array: a chunk stays in cache
 
@@ -45,9 +39,7 @@ class Draws:
 
     def normal(self, shape: Sequence[int], *, odd: bool = False) -> Tensor:
         z = normal(self.rng, (shape[0] // 2, *shape[1:]) if self.pairs else shape)
-        if not self.pairs:
-            return z
-        return torch.stack([z, -z if odd else z], 1).flatten(0, 1)
+        return torch.stack([z, -z if odd else z], 1).flatten(0, 1) if self.pairs else z
 
     def bartlett(self, shape: Sequence[int], d: int) -> Tensor:
         """T of shape (*shape, k, k), k = shape[-1]: T T^T is Wishart with d degrees of freedom."""
@@ -71,18 +63,16 @@ def barycentres(
     """
     L = frame(x)
     values = (x if ambient else L)[:, None].expand(-1, heads, -1, -1)
-    if beta == 0:
-        return values.mean(-2, keepdim=True).expand_as(values)
     q, keys = [], []
-    if weights.sigma_A > 0:
+    if beta > 0 and weights.sigma_A > 0:
         size = (x.shape[0], heads, L.shape[-1])
         core = draws.bartlett(size, weights.d) @ draws.normal((*size, size[-1]))
         q.append(beta * weights.sigma_A**2 * L[:, None] @ core)
         keys.append(L)
-    if weights.mean_A is not None:
+    if beta > 0 and weights.mean_A is not None:
         q.append((beta * x @ weights.mean_A.mT)[:, None].expand(-1, heads, -1, -1))
         keys.append(x)
-    if not q:
+    if not q:  # all scores are zero, and a head looks at all tokens alike
         return values.mean(-2, keepdim=True).expand_as(values)
     return attend(torch.cat(q, -1), torch.cat(keys, -1)[:, None], values)[0]
 
@@ -91,29 +81,16 @@ def barycentres(
 def pushed(weights: Any, x: Tensor, beta: float, heads: int, draws: Draws) -> Tensor:
     """sum_h V_h m_{A_h}(x_i), (B, n, d), for any law that draws matrices."""
     shape = (x.shape[0], heads, x.shape[-1], x.shape[-1])
-    V, A = (
-        checks.tensor(M, name).detach().double()
-        for M, name in zip(_drawn(weights, draws.rng, shape[:2]), "VA", strict=True)
-    )
-    for M, name in ((V, "V"), (A, "A")):
-        if M.shape != shape:
-            checks.fail(
-                f"shape of {name} drawn",
-                tuple(M.shape),
-                f"weights(rng, {shape[:2]}) returns V, A",
-                f"{shape}",
-            )
-    xs = x[:, None]
-    m, _ = attend(beta * xs @ A.mT, xs, xs)
-    out: Tensor = (m @ V.mT).sum(1)
-    return out
-
-
-def _drawn(weights: Law, rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Any, Any]:
-    drawn = weights(rng, shape)
+    drawn = weights(draws.rng, shape[:2])
     if not (isinstance(drawn, tuple | list) and len(drawn) == 2):
         checks.fail("weights(rng, shape)", type(drawn).__name__, "a pair V, A is needed", "return V, A")
-    return drawn[0], drawn[1]
+    V, A = (checks.tensor(M, name).detach().double() for M, name in zip(drawn, "VA", strict=True))
+    for M, name in ((V, "V"), (A, "A")):
+        if M.shape != shape:
+            rule = f"weights(rng, {shape[:2]}) returns V, A"
+            checks.fail(f"shape of {name} drawn", tuple(M.shape), rule, f"{shape}")
+    xs = x[:, None]
+    return (attend(beta * xs @ A.mT, xs, xs)[0] @ V.mT).sum(1)
 
 
 @pushed.register
@@ -136,8 +113,7 @@ def layer(weights: Law, x: Tensor, beta: float, eta: float, heads: int, draws: D
     """N(x_i + eta/H sum_h V_h m_{A_h}(x_i)), N(x) = x / |x|, for (B, n, d)."""
     step = max(1, LIMIT // (x.shape[0] * width(weights, *x.shape[-2:])))  # heads at once
     total = sum(pushed(weights, x, beta, min(step, heads - h), draws) for h in range(0, heads, step))
-    y = x + eta / heads * total
-    return torch.nn.functional.normalize(y, dim=-1, eps=0.0)
+    return torch.nn.functional.normalize(x + eta / heads * total, dim=-1, eps=0.0)
 
 
 def width(weights: Law, n: int, d: int) -> int:
@@ -198,7 +174,7 @@ def chain(
     beta: float,
     eta: float,
     layers: int,
-    rng: int | np.random.Generator,
+    rng: Seed,
     heads: int = 1,
     samples: int | None = None,
     antithetic: bool = False,
@@ -225,16 +201,9 @@ def chain(
 
     Reference: Koubbi, Geshkovski, Rigollet 2026, arXiv 2604.01978.
     """
-    x, beta = tokens(x0), inverse_temperature(beta)
-    if samples is not None:
-        x = x.expand(checks.count(samples, "samples"), *x.shape)
-    of_dimension(weights, x.shape[-1])
-    eta, heads, layers = (
-        checks.positive(eta, "eta"),
-        checks.count(heads, "heads"),
-        checks.count(layers, "layers"),
-    )
-    saves = _saves(save_at, layers)
+    x, beta, eta = tokens(x0, samples), laws.inverse_temperature(beta), checks.positive(eta, "eta")
+    laws.of_dimension(weights, x.shape[-1])
+    heads, saves = checks.count(heads, "heads"), _saves(save_at, checks.count(layers, "layers"))
     flat = x.reshape(-1, *x.shape[-2:])
     draws = _draws(weights, rng, flat.shape[0], antithetic)
     with torch.no_grad():
@@ -272,11 +241,10 @@ def _saves(save_at: Sequence[int] | None, layers: int) -> list[int]:
     return [int(k) for k in saves]
 
 
-def _draws(weights: Law, rng: int | np.random.Generator, size: int, antithetic: bool) -> Draws:
+def _draws(weights: Law, rng: Seed, size: int, antithetic: bool) -> Draws:
     if antithetic and not isinstance(weights, GaussianWeights):
-        checks.fail(
-            "antithetic", True, "the sign of other laws is not known to be fair", "use GaussianWeights"
-        )
+        rule = "the sign of other laws is not known to be fair"
+        checks.fail("antithetic", True, rule, "use GaussianWeights")
     if antithetic and size % 2:
         checks.fail("samples", size, "antithetic members come in pairs", "choose an even number")
     return Draws(checks.generator(rng), bool(antithetic))

@@ -1,12 +1,13 @@
-"""The runs that the claims and the pictures of this room look at."""
+"""Runs that the claims and the pictures of `homogenized` look at."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.special import ndtr
 from torch import Tensor
 
 from otflow.papers import homogenized as hom
@@ -62,7 +63,11 @@ class LayerRuns(NamedTuple):
 
 
 def cloud(n: int, d: int, seed: int = 3) -> Tensor:
+    """Tokens (n, d) from the uniform law."""
     return sphere.uniform(n, d, rng=seed).x
+
+
+# --- pairs in a crowd ----------------------------------------------------------------------------------
 
 
 def crowd(samples: int, *, layers: int, rotation: bool, d: int = 24) -> tuple[Array, Array]:
@@ -73,7 +78,8 @@ def crowd(samples: int, *, layers: int, rotation: bool, d: int = 24) -> tuple[Ar
     chain (saves, 40), for u0 = 0, and at the end (samples, u0).
     """
     rng, eps = np.random.default_rng(4), math.sqrt(CROWD / layers)
-    L, kept = pairs(np.tile(U0, samples)), []
+    u, kept = np.tile(U0, samples), []
+    L = pairs(u, np.sqrt(1 - u**2))
     for k in range(layers):
         if k % (layers // 100) == 0:
             kept.append(overlap(L)[2 : 5 * 40 : 5])
@@ -83,12 +89,13 @@ def crowd(samples: int, *, layers: int, rotation: bool, d: int = 24) -> tuple[Ar
     return np.array(kept), overlap(L).reshape(samples, len(U0))
 
 
-def pairs(u: Array) -> Array:
-    """Two unit vectors of overlap u, (size, 2, 2)."""
-    return np.stack([np.ones_like(u), np.zeros_like(u), u, np.sqrt(1 - u**2)], -1).reshape(-1, 2, 2)
+def pairs(u: Array, across: Array) -> Array:
+    """Two unit vectors of overlap u, (size, 2, 2), as a triangle: e_1 and u e_1 + across e_2."""
+    return np.stack([np.ones_like(u), np.zeros_like(u), u, across], -1).reshape(-1, 2, 2)
 
 
 def overlap(L: Array) -> Array:
+    """<x_1, x_2> of pairs, (size,)."""
     return np.asarray((L[:, 0] * L[:, 1]).sum(-1))
 
 
@@ -96,8 +103,7 @@ def triangle(x: Array) -> Array:
     """The same for the directions of two rows, (size, 2, k)."""
     x = x / np.linalg.norm(x, axis=-1, keepdims=True)
     along = overlap(x)
-    across = np.linalg.norm(x[:, 1] - along[:, None] * x[:, 0], axis=-1)
-    return np.stack([np.ones_like(along), np.zeros_like(along), along, across], -1).reshape(-1, 2, 2)
+    return pairs(along, np.linalg.norm(x[:, 1] - along[:, None] * x[:, 0], axis=-1))
 
 
 def wishart(size: int, k: int, rng: np.random.Generator) -> Array:
@@ -115,24 +121,34 @@ def product_of(L: Array, d: int, rng: np.random.Generator) -> Array:
     return triangle(L)
 
 
+def brownian(u0: Any, t: float) -> Array:
+    """P(u(t) > 0) if artanh u is sqrt(2) times a Brownian motion."""
+    return np.asarray(ndtr(np.arctanh(u0) / math.sqrt(2 * t)))
+
+
+def drift_constant(d: int, u: float, samples: int) -> float:
+    """c in the drift -c u (1 - u^2) / d of a pair in a crowd, from s_ij = E cos(A x_i, A x_j), A = W W'^T."""
+    L = pairs(np.full(samples, u), np.full(samples, np.sqrt(1 - u**2)))
+    s = overlap(product_of(L, d, np.random.default_rng(6))).mean()
+    drift = hom.overlap_drift([[1.0, u], [u, 1.0]], [[1.0, s], [s, 1.0]], d)[0, 1].item()
+    return -drift * d / (u * (1 - u**2))
+
+
+# --- chains --------------------------------------------------------------------------------------------
+
+
+def _chain(x: Any, law: hom.GaussianWeights, layers: int, every: int, **options: Any) -> hom.ChainRun:
+    """A chain that is looked at after every so many layers."""
+    return hom.chain(x, weights=law, layers=layers, save_at=list(range(0, layers + 1, every)), **options)
+
+
 def chain_and_sde(samples: int) -> tuple[Band, Band]:
     """The overlap of the first two of four tokens, beta = 5, d = 6; chains of two heads and eta = 0.2."""
-    x, law, beta = cloud(4, 6), hom.GaussianWeights(6), 5.0
-    chain = hom.chain(
-        x,
-        weights=law,
-        beta=beta,
-        eta=0.2,
-        heads=2,
-        layers=200,
-        samples=2 * samples,
-        rng=0,
-        save_at=list(range(0, 201, 25)),
-    )
+    x, law = cloud(4, 6), hom.GaussianWeights(6)
+    same: Any = {"beta": 5.0, "samples": 2 * samples}
+    chain = _chain(x, law, 200, 25, eta=0.2, heads=2, rng=0, **same)
     t = chain.clock
-    sde = hom.sde(
-        x, weights=law, beta=beta, t1=4.0, dt=1 / 16, samples=2 * samples, draws=2, rng=1, save_at=t
-    )
+    sde = hom.sde(x, weights=law, t1=4.0, dt=1 / 16, draws=2, rng=1, save_at=t, **same)
     along = torch.stack([m.coords[0] for m in sde.measures])
     return Band.of(t, chain.overlaps[..., 0, 1]), Band.of(t, (along[..., 0, :] * along[..., 1, :]).sum(-1))
 
@@ -145,50 +161,24 @@ def chain_and_ode(samples: int) -> tuple[tuple[Array, Array], dict[int, Band]]:
     mean = np.array([m.coords[0].mean(-2).square().sum().item() for m in ode.measures])
     bands = {}
     for heads in HEADS:
-        chain = hom.chain(
-            x,
-            weights=law,
-            beta=1.0,
-            eta=0.05,
-            heads=heads,
-            layers=80,
-            samples=samples,
-            rng=heads,
-            save_at=list(range(0, 81, 2)),
-        )
+        chain = _chain(x, law, 80, 2, beta=1.0, eta=0.05, heads=heads, samples=samples, rng=heads)
         bands[heads] = Band.of(chain.depth, chain.mean_overlap)
     return (t.numpy(), mean), bands
 
 
 def equal_angles(n: int, d: int, samples: int, beta: float) -> Curves:
-    law, eta, layers = hom.GaussianWeights(d), 0.2, 144
-    run = hom.chain(
-        hom.simplex(n, d),
-        weights=law,
-        beta=beta,
-        eta=eta,
-        layers=layers,
-        samples=samples,
-        rng=d,
-        save_at=list(range(0, layers + 1, 12)),
-    )
+    """The mean overlap of n orthonormal tokens beside the ODEs of this and of infinite dimension."""
+    law = hom.GaussianWeights(d)
+    run = _chain(hom.simplex(n, d), law, 144, 12, beta=beta, eta=0.2, samples=samples, rng=d)
     b, t = law.logit_scale(beta), run.clock
     odes = (hom.simplex_overlap(t, n, b, d=k, samples=2048).numpy() for k in (d, math.inf))
     return Curves(n, d, Band.of(t, run.pair_overlap), *odes)
 
 
-def high_temperature(samples: int) -> Band:
-    law = hom.GaussianWeights(256)
-    run = hom.chain(
-        hom.simplex(8, 256),
-        weights=law,
-        beta=0.05,
-        eta=0.25,
-        layers=64,
-        samples=samples,
-        rng=2,
-        save_at=list(range(0, 65, 8)),
-    )
+def high_temperature(samples: int, d: int = 256) -> Band:
+    """The mean overlap of eight orthonormal tokens, 1/8 at the start."""
+    law = hom.GaussianWeights(d)
+    run = _chain(hom.simplex(8, d), law, 64, 8, beta=0.05, eta=0.25, samples=samples, rng=2)
     return Band.of(run.clock, run.mean_overlap)
 
 
@@ -198,3 +188,9 @@ def few_tokens(n: int, samples: int, d: int = 4) -> float:
     run = hom.chain(x, weights=hom.GaussianWeights(d), beta=1e4, eta=0.5, layers=160, rng=1)
     i, j = np.triu_indices(n, 1)
     return (run.overlaps[-1][:, i, j] > 0).double().mean().item()
+
+
+def one_layer(x: Any, beta: float, samples: int, rng: int, eta: float = 0.03) -> hom.ChainRun:
+    """A small step; in pairs of opposite noise, so that its first order drops out of the means."""
+    law = hom.GaussianWeights(x.shape[-1])
+    return hom.chain(x, weights=law, beta=beta, eta=eta, layers=1, samples=samples, antithetic=True, rng=rng)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from otflow.measures import Particles
 LARGEST = 1e150  # its square is finite
 
 Law = Callable[[np.random.Generator, tuple[int, ...]], tuple[Any, Any]]
+Seed: TypeAlias = int | np.random.Generator
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -58,15 +59,10 @@ class GaussianWeights:
         mean_A: Any = None,
     ) -> None:
         d = checks.count(d, "d")
-        own = {
-            "d": d,
-            "sigma_V": _deviation(sigma_V, "sigma_V", d),
-            "sigma_A": _deviation(sigma_A, "sigma_A", d),
-            "mean_V": _mean(mean_V, "mean_V", d),
-            "mean_A": _mean(mean_A, "mean_A", d),
-        }
-        for name, value in own.items():
-            object.__setattr__(self, name, value)
+        own = {"sigma_V": _deviation(sigma_V, "sigma_V", d), "sigma_A": _deviation(sigma_A, "sigma_A", d)}
+        means = {"mean_V": _mean(mean_V, "mean_V", d), "mean_A": _mean(mean_A, "mean_A", d)}
+        for name, value in ({"d": d} | own | means).items():
+            object.__setattr__(self, name, value)  # the class is frozen: means must not change under a run
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """V and A of shape (*shape, d, d), as matrices."""
@@ -108,25 +104,34 @@ def _shifted(M: Tensor, mean: Tensor | None) -> Tensor:
 
 
 def normal(rng: np.random.Generator, shape: Sequence[int]) -> Tensor:
+    """Standard normal numbers."""
     return torch.from_numpy(rng.standard_normal(tuple(shape)))
 
 
 def inverse_temperature(beta: float) -> float:
     """beta >= 0."""
     if not checks.number(beta, "beta") >= 0:
-        checks.fail(
-            "beta", beta, "an inverse temperature is >= 0", "choose another beta; A may have any sign"
-        )
+        rule, remedy = "an inverse temperature is >= 0", "choose another beta; A may have any sign"
+        checks.fail("beta", beta, rule, remedy)
     return float(beta)
 
 
-def tokens(x: Any) -> Tensor:
-    """Tokens (*batch, n, d) on the sphere, in float64, from an array or `Particles` of equal weights."""
+def tokens(x: Any, samples: int | None = None) -> Tensor:
+    """Tokens (*batch, n, d) on the sphere, in float64, from an array or `Particles` of equal weights.
+
+    With ``samples``, so many copies, as a new first axis.
+    """
     if isinstance(x, Particles):
         if x.weights is not None:
             checks.fail("x", repr(x), "all tokens have the same weight here", "leave out w")
         x = x.x
-    return Particles(checks.tensor(x, "x").detach().double(), space=Sphere()).x
+    one = Particles(checks.tensor(x, "x").detach().double(), space=Sphere()).x
+    return one if samples is None else one.expand(checks.count(samples, "samples"), *one.shape)
+
+
+def gaussian(weights: Any, beta: float) -> tuple[GaussianWeights, float]:
+    """Weights and beta of a limit, or an error: it is known in closed form for Gaussian values only."""
+    return checks.instance(weights, GaussianWeights, "weights"), inverse_temperature(beta)
 
 
 def of_dimension(weights: Law, d: int) -> Law:

@@ -22,25 +22,13 @@ from __future__ import annotations
 
 import numpy as np
 
-import otflow as of
-from otflow.papers import interpolation as it
-from otflow.papers.interpolation.runs import (
-    CENTRES,
-    MASSES,
-    TARGETS,
-    TOL,
-    Array,
-    InterpolationRuns,
-    away,
-    build,
-    masses,
-    pieces_against_N,
-    unit,
-)
+from otflow.papers.interpolation import runs as rn
+from otflow.papers.interpolation.runs import MASSES, TARGETS, TOL, Counts, InterpolationRuns
 from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.frame import Frame
 
 PAPER = Source("Geshkovski, Rigollet, Ruiz-Balet 2026, arXiv 2411.04551v3")
+POINTS, ATOMS, NUMBER = (PAPER.at(f"Theorem {k}") for k in ("1.1", "1.2", "1.1: O(d N)"))
 OURS = Source("otflow.papers.interpolation")
 
 
@@ -49,51 +37,44 @@ def run(frame: Frame) -> Result:
     from otflow.papers.interpolation import draw
 
     frame.stage(0.0, "three clouds")
-    runs = build(600 if frame.quick else 5000)
+    runs = rn.build(frame.size(600, 5000))
     frame.stage(0.3, "numbers of pieces")
-    counts = pieces_against_N((1, 2, 3) if frame.quick else (1, 2, 3, 4, 5, 6), 1 if frame.quick else 2)
+    counts = rn.pieces_against_N(*frame.size(((1, 2, 3), 1), ((1, 2, 3, 4, 5, 6), 2)))
     frame.stage(0.9, "claims")
-    claims = [
-        *_point_claims(runs),
-        *_shared_claims(runs),
-        *_atom_claims(runs),
-        *_fresh_claims(runs),
-        *_count_claims(counts),
-        _erratum(),
-    ]
+    claims = [*_point_claims(runs), *_shared_claims(runs), *_atom_claims(runs), *_count_claims(counts)]
     figures = {
         "threading": draw.threading(runs),
         "phases": draw.phases(runs),
         "atoms": draw.atoms(runs),
         "counts": draw.counts(counts),
     }
-    return Result(claims, figures, _data(runs, counts))
-
-
-# --- what is computed ----------------------------------------------------------------------------------
-
-
-# --- claims --------------------------------------------------------------------------------------------
+    keys = sorted(counts)
+    data = {
+        "edges": runs.path.edges,
+        "margins": np.minimum(runs.path.margins, 9.0),
+        "errors": runs.path.errors,
+        "returned": runs.path.returned,
+        "d": np.array([d for d, _ in keys]),
+        "N": np.array([N for _, N in keys]),
+        "pieces": np.array([[c[:2] for c in counts[key]] for key in keys]),
+    }
+    return Result([*claims, _erratum()], figures, data)
 
 
 def _point_claims(runs: InterpolationRuns) -> list[Claim]:
-    overlap = min(
-        float(mu.space.pairwise(mu.x, nu.x).min())
-        for i, mu in enumerate(runs.clouds)
-        for nu in runs.clouds[i + 1 :]
-    )
+    a, b, c = runs.clouds
+    overlap = min(mu.space.pairwise(mu.x, nu.x).min() for mu, nu in ((a, b), (a, c), (b, c)))
     claims = [
         OURS("the clouds overlap: the least distance between points of different clouds").at_most(
             0.03, overlap
         )
     ]
     for name, path in (("single gates", runs.path), ("gather, corridor, restore", runs.paper)):
-        ends = [away(path(mu), y[None]) for mu, y in zip(runs.clouds, TARGETS, strict=True)]
         claims += [
-            PAPER.at("Theorem 1.1")(
-                f"{name}: the largest angle to the targets, three clouds, one path"
-            ).at_most(TOL, max(ends)),
-            PAPER.at("Theorem 1.1: O(d N)")(f"{name}: pieces of the path").at_most(30, len(path.pieces)),
+            POINTS(f"{name}: the largest angle to the targets, three clouds, one path").at_most(
+                TOL, rn.away(path, runs.clouds)
+            ),
+            NUMBER(f"{name}: pieces of the path").at_most(30, len(path.pieces)),
         ]
     return [
         *claims,
@@ -105,114 +86,58 @@ def _point_claims(runs: InterpolationRuns) -> list[Claim]:
         ).within(0.1, 2.0, runs.path.disjoint),
         OURS(
             "the path as a field in flow: the largest angle between its end and that of the closed forms"
-        ).at_most(1e-4, _against_flow(runs)),
+        ).at_most(1e-4, rn.off_the_flow(runs)),
     ]
-
-
-def _against_flow(runs: InterpolationRuns) -> float:
-    mu, T = of.Particles(runs.clouds[0].x[:20], space=of.Sphere()), float(runs.path.edges[-1])
-    end = of.flow(mu, runs.path.field, of.Dopri5(1e-9, 1e-11), t1=T, save_at=[T])
-    return float(mu.space.distance(end.final.coords[0], runs.path(mu).x).max())
 
 
 def _shared_claims(runs: InterpolationRuns) -> list[Claim]:
     """The same point in all three clouds, with the means of the clouds kept."""
-    shared = unit(CENTRES.sum(0))[None]
-    ends = []
-    for mu in runs.clouds:
-        w = np.append(np.full(mu.n, 1 / mu.n), 0.0)  # a grain without mass feels the cloud it is in
-        grain = of.Particles(np.vstack([mu.x.numpy(), shared]), w=w, space=of.Sphere())
-        ends.append(runs.path(grain).x[-1].numpy())
-    apart = min(float(np.linalg.norm(ends[i] - ends[j])) for i, j in ((0, 1), (0, 2), (1, 2)))
-    gates = [piece for piece in runs.path.pieces if piece.gain == 0]
-    alone = []
-    for mu in runs.clouds:  # without attention, what a point does does not depend on its cloud
-        x = np.vstack([mu.x.numpy(), shared])
-        for piece in gates:
-            x = piece.move(x, np.full(len(x), 1 / len(x)))
-        alone.append(x[-1])
+    ends, alone = rn.shared_point(runs)
     return [
-        PAPER.at("Theorem 1.1")(
-            "one point in three clouds ends at three targets: least distance between its ends"
-        ).equal(
-            min(float(np.linalg.norm(TARGETS[i] - TARGETS[j])) for i, j in ((0, 1), (0, 2), (1, 2))),
-            apart,
-            atol=2 * TOL,
+        POINTS("one point in three clouds ends at three targets: least distance between its ends").equal(
+            rn.apart(TARGETS), rn.apart(ends), atol=2 * TOL
         ),
         Source(f"{OURS}: a field that is the same for all measures cannot part them")(
             "the same gates without attention take it to one place: largest distance between its ends"
-        ).equal(0.0, max(float(np.linalg.norm(alone[0] - y)) for y in alone), atol=1e-12),
+        ).equal(0.0, np.linalg.norm(alone[0] - alone, axis=1).max(), atol=1e-12),
     ]
 
 
 def _atom_claims(runs: InterpolationRuns) -> list[Claim]:
+    """To atoms, and on samples that the paths have not seen."""
+    atoms, n = runs.atoms, runs.fresh[0].n
+    found = [rn.masses(atoms(mu), nu) for mu, nu in zip(runs.fresh, runs.targets, strict=True)]
     return [
-        PAPER.at("Theorem 1.2")("targets of three atoms: the largest angle between points and atoms").at_most(
-            TOL, runs.atoms.errors.max()
+        ATOMS("targets of three atoms: the largest angle between points and atoms").at_most(
+            TOL, atoms.errors.max()
         ),
-        PAPER.at("Theorem 1.2")("targets of three atoms: the largest error of a mass, in points").at_most(
-            1.5, float(runs.atoms.mass_errors.max()) * runs.fresh[0].n
+        ATOMS("targets of three atoms: the largest error of a mass, in points").at_most(
+            1.5, atoms.mass_errors.max() * n
         ),
         PAPER.at("Theorem 1.2: O((d + M) N)")("targets of three atoms: pieces of the path").at_most(
-            80, len(runs.atoms.pieces)
+            80, len(atoms.pieces)
         ),
-    ]
-
-
-def _fresh_claims(runs: InterpolationRuns) -> list[Claim]:
-    n = runs.fresh[0].n
-    points = max(away(runs.large(mu), y[None]) for mu, y in zip(runs.fresh, TARGETS, strict=True))
-    return [
         Source(f"{OURS}: gates with a margin of 0.1")(
             "a fresh sample of the same laws: the largest angle to the targets"
-        ).at_most(0.05, points),
+        ).at_most(0.05, rn.away(runs.large, runs.fresh)),
         Source(f"{OURS}: cuts are quantiles of one sample, masses those of another")(
             "a fresh sample, targets of three atoms: largest error of a mass, in standard errors"
-        ).at_most(
-            3.0, max(_errors(runs.atoms(mu), nu, n) for mu, nu in zip(runs.fresh, runs.targets, strict=True))
-        ),
+        ).at_most(3.0, (np.abs(np.stack(found) - MASSES) / rn.mass_error(n)).max()),
     ]
 
 
-def _errors(mu: of.Particles, nu: of.Particles, n: int) -> float:
-    return float((np.abs(masses(mu, nu) - MASSES) / np.sqrt(2 * MASSES * (1 - MASSES) / n)).max())
-
-
-def _count_claims(counts: dict[tuple[int, int], list[tuple[int, int, float]]]) -> list[Claim]:
+def _count_claims(counts: Counts) -> list[Claim]:
+    found = [(c[0] / N, c[2]) for (_, N), runs in counts.items() for c in runs]
+    ratio, error = np.max(found, axis=0)
     return [
-        PAPER.at("Theorem 1.1: O(d N)")(
-            "pieces over N (most over d = 3, 4, N and seeds), single gates"
-        ).at_most(6.0, max(c[0] / N for (_, N), runs in counts.items() for c in runs)),
-        PAPER.at("Theorem 1.1")("the largest angle to the targets over d = 3, 4, N and seeds").at_most(
-            TOL, max(c[2] for runs in counts.values() for c in runs)
-        ),
+        NUMBER("pieces over N (most over d = 3, 4, N and seeds), single gates").at_most(6.0, ratio),
+        POINTS("the largest angle to the targets over d = 3, 4, N and seeds").at_most(TOL, error),
     ]
 
 
 def _erratum() -> Claim:
     """What a gate on the ball B(z, R) moves, of points inside; as printed, it moves those outside."""
-    z, R = np.array([0.0, 0.0, 1.0]), 0.7
-    x = unit(np.random.default_rng(0).standard_normal((4000, 3)))
-    inside = np.arccos(x @ z) < R
-    towards = unit(np.array([1.0, 0.0, 1.0]))
-    gate = it.ball(z, R, towards=towards)
-    moved = np.linalg.norm(gate.move(x, np.full(len(x), 1 / len(x))) - x, axis=1) > 0
     return PAPER.at("eq. (B.4)")(
         "of the points that the gate on a ball moves, the fraction inside of the ball (printed: U = -1 z^T, "
         "b = cos R, which is open outside)"
-    ).erratum(printed=0.0, corrected=1.0, measured=float(inside[moved].mean()))
-
-
-def _data(
-    runs: InterpolationRuns, counts: dict[tuple[int, int], list[tuple[int, int, float]]]
-) -> dict[str, Array]:
-    keys = sorted(counts)
-    return {
-        "edges": runs.path.edges,
-        "margins": np.minimum(runs.path.margins, 9.0),
-        "errors": runs.path.errors,
-        "returned": runs.path.returned,
-        "d": np.array([d for d, _ in keys]),
-        "N": np.array([N for _, N in keys]),
-        "pieces": np.array([[c[:2] for c in counts[key]] for key in keys]),
-    }
+    ).erratum(printed=0.0, corrected=1.0, measured=rn.inside_of_moved())

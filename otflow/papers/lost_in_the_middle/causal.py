@@ -16,10 +16,7 @@ from otflow.base.spaces import Torus
 from otflow.base.tangent import Tangent
 from otflow.fields import VelocityField
 from otflow.measures import Measure, Particles
-from otflow.papers.lost_in_the_middle.retrieval import (
-    inverse_temperature,
-    vocabulary,
-)
+from otflow.papers.lost_in_the_middle.retrieval import inverse_temperature, vocabulary
 
 SMALL = 1e-14  # modes are dropped when together they are smaller than this part of the force
 SPAN = 60.0  # weights within a block of tokens differ by exp(60) at most; beyond it, they do not count

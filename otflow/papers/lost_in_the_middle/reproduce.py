@@ -24,198 +24,156 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
-from scipy.optimize import brentq
+from torch import Tensor
 
-import otflow as of
 from otflow.papers import lost_in_the_middle as causal
-from otflow.papers.lost_in_the_middle.runs import (
-    BETA,
-    GRID,
-    LAM,
-    SIZES,
-    TIMES,
-    Array,
-    Blocks,
-    M,
-    N,
-    Phases,
-    Simulation,
-    end_slope,
-    finite_error,
-    four_clusters,
-    law_of_tokens,
-    phase_diagram,
-    profile,
-    sampled,
-    simulation,
-    theory,
-    vonmises,
-)
+from otflow.papers.lost_in_the_middle import runs
+from otflow.papers.lost_in_the_middle.runs import BETA, GRID, LAM, SIZES, TIMES, Array, Blocks, M, N, profile
 from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.fits import slope
 from otflow.reproduce.frame import Frame
 
 PAPER = Source("Duerinckx, Geshkovski, Rossi 2026, arXiv 2605.09213")
+U_SHAPE, FIGURE = PAPER.at("theorem on the U-shape"), PAPER.at("figure of the profiles")
+ROLLOUT = Source("otflow.papers.lost_in_the_middle.rollout")
 WHAT = ("mode 1", "mode 2", "the score")
 
 
 def run(frame: Frame) -> Result:
     """All profiles, simulations, claims and figures."""
-    from otflow.papers.lost_in_the_middle.draw import finite, phases, profiles, simulations, trajectories
+    from otflow.papers.lost_in_the_middle import draw
 
     frame.stage(0.0, "profiles")
-    phase = phase_diagram(30 if frame.quick else 80)
-    errors = np.array([finite_error(n) for n in SIZES])
+    phase, scores = runs.phase_diagram(frame.size(30, 80)), runs.other_weights()
+    errors = np.array([runs.finite_error(n) for n in SIZES])
     frame.stage(0.1, "prompts")
-    sim = simulation(16_000 if frame.quick else 128_000, 1000 if frame.quick else 8000)
+    many, fewer, few = frame.size((16_000, 1000, 250), (128_000, 8000, 2000))
+    plain, sharp = runs.sampled(N, many, slopes=False), runs.sampled(N, fewer, slopes=True)
     frame.stage(0.7, "longer prompts")
-    longer = sampled(4 * N, 250 if frame.quick else 2000, slopes=True)
+    longer = runs.sampled(4 * N, few, slopes=True)
     frame.stage(0.9, "mean field and trajectories")
-    law = law_of_tokens(prompts := 20 if frame.quick else 100)
-    path = four_clusters()
+    law = runs.law_of_tokens(prompts := frame.size(20, 100))
     claims = [
         *_shape_claims(),
         *_threshold_claims(),
         *_figure_claims(),
-        *_finite_claims(errors),
-        *_simulation_claims(sim, longer),
+        *_finite_claims(errors, *list(scores.values())[-2:]),
+        *_simulation_claims(plain, sharp, longer),
         _law_claim(law, prompts),
         _erratum(),
     ]
     figures = {
-        "profiles": profiles(),
-        "phases": phases(phase),
-        "simulation": simulations(sim),
-        "finite": finite(errors),
-        "trajectories": trajectories(*path),
+        "profiles": draw.profiles(),
+        "phases": draw.phases(phase),
+        "simulation": draw.simulations(many, plain, sharp),
+        "finite": draw.finite(scores, errors),
+        "trajectories": draw.trajectories(*runs.four_clusters()),
     }
-    return Result(claims, figures, _data(phase, errors, sim, law))
-
-
-# --- what is computed ----------------------------------------------------------------------------------
-
-
-# --- claims --------------------------------------------------------------------------------------------
+    data = {
+        "profiles": np.stack([profile(GRID, t) for t in TIMES]),
+        "times": np.array(TIMES),
+        "minima": phase.where,
+        "finite_errors": errors,
+        "simulated": np.array(plain),
+        "by_slopes": np.array(sharp),
+        "law": law,
+    }
+    return Result(claims, figures, data)
 
 
 def _shape_claims() -> list[Claim]:
     """The theorem, at its own time, for fifteen pairs of beta and lam."""
     sigma0 = np.concatenate([np.geomspace(1e-12, 0.02, 300)[:-1], np.linspace(0.02, 1 - 1e-9, 1500)])
     pairs = [(b, lam) for b in (0.3, 1.0, 2.0, 3.0, 6.0) for lam in (0.2, 1.0, 5.0)]
-    S = [profile(sigma0, causal.u_shape_time(b, lam).item(), b, lam, modes=40) for b, lam in pairs]
+    cases = [(causal.u_shape_time(*pair), *pair, 40) for pair in pairs]
+    S, far = ([profile(where, *case) for case in cases] for where in (sigma0, 1e-300))
     turns = [int((np.diff(np.sign(np.diff(s))) != 0).sum()) for s in S]
-    far = [profile(1e-300, causal.u_shape_time(b, lam).item(), b, lam, modes=40) for b, lam in pairs]
     return [
-        PAPER.at("theorem on the U-shape")(
+        U_SHAPE(
             "at the theorem's time the profile turns once (least and largest number of turns, 15 cases)"
         ).equal("1 to 1", f"{min(turns)} to {max(turns)}"),
         PAPER.at("theorem on the U-shape (the score tends to infinity at 0)")(
             "primacy: the minimum over the score at 1e-300 (largest of 15)"
-        ).at_most(0.02, max(float(s.min() / f) for s, f in zip(S, far, strict=True))),
-        PAPER.at("theorem on the U-shape")(
-            "recency: the minimum over the score at 1 (largest of 15)"
-        ).at_most(1 - 1e-9, max(float(s.min() / s[-1]) for s in S)),
+        ).at_most(0.02, max(s.min() / f for s, f in zip(S, far, strict=True))),
+        U_SHAPE("recency: the minimum over the score at 1 (largest of 15)").at_most(
+            1 - 1e-9, max(s.min() / s[-1] for s in S)
+        ),
     ]
 
 
 def _threshold_claims() -> list[Claim]:
-    found = [
-        PAPER.at("critical time")(
-            f"beta = {beta:g}: the time at which the slope of the profile at 1 changes sign"
-        ).equal(
-            causal.critical_time(beta, LAM, M).item(),
-            brentq(end_slope, 0.01, 10.0, args=(beta,), xtol=1e-12),
-            rtol=1e-6,
-        )
-        for beta in (1.0, 2.0)
-    ]
     beta, lam = np.linspace(0.05, 10, 100), np.geomspace(0.01, 20, 50)[:, None]
     ratio = causal.u_shape_time(beta, lam) / causal.critical_time(beta, lam, M, modes=60)
-    bound = PAPER.at("theorem on the U-shape")(
-        "the theorem's time over the critical time (largest over beta <= 10, lam <= 20)"
-    ).at_most(1.0, ratio.max().item())
-    return [*found, bound]
+    return [
+        *(
+            PAPER.at("critical time")(
+                f"beta = {b:g}: the time at which the slope of the profile at 1 changes sign"
+            ).equal(causal.critical_time(b, LAM, M), runs.recency_ends(b), rtol=1e-6)
+            for b in (1.0, 2.0)
+        ),
+        U_SHAPE("the theorem's time over the critical time (largest over beta <= 10, lam <= 20)").at_most(
+            1.0, ratio.max()
+        ),
+    ]
 
 
 def _figure_claims() -> list[Claim]:
-    minima = [
-        PAPER.at("figure of the profiles")(f"t = {t:g}: the position of the minimum").equal(
-            where, GRID[profile(GRID, t).argmin()], atol=1e-3
-        )
-        for t, where in ((0.25, 0.0621), (0.5, 0.1257), (1.0, 0.2591))
-    ]
-    late = PAPER.at("figure of the profiles")(
-        "t = 5: the profile falls everywhere (its largest increment)"
-    ).at_most(0.0, np.diff(profile(GRID, 5.0)).max())
-    return [*minima, late]
-
-
-def _finite_claims(errors: Array) -> list[Claim]:
-    single = causal.finite_profile(causal.alibi_matrix(512, LAM, window=32), 1.0, BETA, M)
-    heads = torch.stack([causal.alibi_matrix(512, LAM, window=32), causal.alibi_matrix(512, 0.0)])
-    double = causal.finite_profile(heads, 0.5, BETA, M)
+    minima = {0.25: 0.0621, 0.5: 0.1257, 1.0: 0.2591}  # read off the paper's figure
+    rise = np.diff(profile(GRID, 5.0)).max()
     return [
-        Source("otflow.papers.lost_in_the_middle.rollout")(
-            "exp(at Omega) tends to the closed form like 1/N (slope, sigma >= 0.02)"
-        ).within(-1.02, -0.98, slope(SIZES, errors)),
-        Source("otflow.papers.lost_in_the_middle.rollout")(
-            "a window of 32 among 512 tokens: the score of the first token over that of the last but one"
-        ).at_most(0.01, (single[0] / single[-1]).item()),
-        Source("otflow.papers.lost_in_the_middle.rollout")(
-            "with a second head that sees all: the score of the first token over the least"
-        ).within(2.0, 100.0, (double[0] / double.min()).item()),
+        *(
+            FIGURE(f"t = {t:g}: the position of the minimum").equal(
+                where, GRID[profile(GRID, t).argmin()], atol=1e-3
+            )
+            for t, where in minima.items()
+        ),
+        FIGURE("t = 5: the profile falls everywhere (its largest increment)").at_most(0.0, rise),
     ]
 
 
-def _simulation_claims(sim: Simulation, longer: list[Blocks]) -> list[Claim]:
+def _finite_claims(errors: Array, single: Tensor, double: Tensor) -> list[Claim]:
+    return [
+        ROLLOUT("exp(at Omega) tends to the closed form like 1/N (slope, sigma >= 0.02)").within(
+            -1.02, -0.98, slope(SIZES, errors)
+        ),
+        ROLLOUT(
+            "a window of 32 among 512 tokens: the score of the first token over that of the last but one"
+        ).at_most(0.01, single[0] / single[-1]),
+        ROLLOUT("with a second head that sees all: the score of the first token over the least").within(
+            2.0, 100.0, double[0] / double.min()
+        ),
+    ]
+
+
+def _simulation_claims(plain: list[Blocks], sharp: list[Blocks], longer: list[Blocks]) -> list[Claim]:
     """Of nine independent deviations the root mean square is below 1.76 with probability 99.9%."""
     same = [
         Source("integration by parts in the start of a token")(
             f"N = {N}, {name} of prompts against that by slopes (standard errors, r.m.s. over nine blocks)"
         ).at_most(1.76, np.sqrt(np.mean((a.value - b.value) ** 2 / (a.error**2 + b.error**2))))
-        for name, a, b in zip(WHAT, sim.plain, sim.slopes, strict=True)
+        for name, a, b in zip(WHAT, plain, sharp, strict=True)
     ]
-    close = [
+    # The theory is too high for the very first tokens: blocks count from the third on.
+    return same + [
         Source(f"{PAPER} (an error of order 1/N is left)")(
             f"N = {n}, {name} by slopes: relative error of the theory from position {6 / N:.2g} on"
-        ).at_most(4.0 / n, _off(b, g))
-        for n, found in ((N, sim.slopes), (4 * N, longer))
-        for name, b, g in zip(WHAT, found, theory(n), strict=True)
+        ).at_most(4.0 / n, np.abs((b.value / g - 1)[2:].mean()))
+        for n, found in ((N, sharp), (4 * N, longer))
+        for name, b, g in zip(WHAT, found, runs.blocks(runs.theory(n)), strict=True)
     ]
-    return [*same, *close]
-
-
-def _off(b: Blocks, g: Array) -> float:
-    """The mean over blocks from the third on."""
-    return float(np.abs((b.value / g - 1)[2:].mean()))
 
 
 def _law_claim(law: Array, prompts: int) -> Claim:
-    exact = causal.correlation_functions(vonmises, 1.0, BETA).mean(1).real.item()
+    """The first stretch is left out: tokens there hear too few others to be near the limit."""
+    limit = causal.correlation_functions(lambda x: np.exp(runs.KAPPA * np.cos(x)), 1.0, BETA).mean(1).real
     return PAPER(
         "the mean field does not see positions: E cos theta off the limit, in nine stretches of 200 tokens"
-    ).at_most(3 / math.sqrt(200 * prompts), np.abs(law[1:] - exact).max())
+    ).at_most(3 / math.sqrt(200 * prompts), np.abs(law[1:] - limit.item()).max())
 
 
 def _erratum() -> Claim:
     """Of two tokens, the second follows the first: d/dt E cos(theta_2 - theta_1) = a_1 at t = 0."""
-    theta = np.stack([np.zeros(256), 2 * np.pi * np.arange(256) / 256], -1)
-    h, field = 1e-4, causal.CausalAlibi(BETA, LAM)
-    end = causal.angles(of.flow(causal.tokens(theta), field, of.RK4(), t1=h, dt=h).final)
-    a = causal.coupling(1, BETA).item()
+    a = causal.coupling(1, BETA)
     return PAPER.at("definition of a_n")(
         "the rate a_1 at which a token follows the only one it hears, with normalised coefficients I_n(beta)"
-    ).erratum(printed=2 * math.pi * a, corrected=a, measured=float(end[:, 1].cos().mean() / h), rtol=1e-3)
-
-
-def _data(phase: Phases, errors: Array, sim: Simulation, law: Array) -> dict[str, Array]:
-    return {
-        "profiles": np.stack([profile(GRID, t) for t in TIMES]),
-        "times": np.array(TIMES),
-        "minima": phase.where,
-        "finite_errors": errors,
-        "simulated": np.stack([np.stack(b) for b in sim.plain]),
-        "by_slopes": np.stack([np.stack(b) for b in sim.slopes]),
-        "law": law,
-    }
+    ).erratum(printed=2 * math.pi * a, corrected=a, measured=runs.follower_rate(), rtol=1e-3)

@@ -1,4 +1,4 @@
-"""The runs that the claims and the pictures of this room look at."""
+"""Runs that the claims and the pictures of `lost-in-the-middle` look at."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.optimize import brentq
 from torch import Tensor
 
 import otflow as of
 from otflow.papers import lost_in_the_middle as causal
 
-KAPPA = 0.8
-
-BETA = LAM = 1.0
+BETA = LAM = 1.0  # these, M words and the times are those of the paper's figure
 M, N = 8, 64
-TIMES = (0.25, 0.5, *np.arange(1.0, 2.05, 0.1).round(1).tolist(), 5.0)  # of the paper's figure
+TIMES = (0.25, 0.5, *np.arange(1.0, 2.05, 0.1).round(1).tolist(), 5.0)
 GRID = np.linspace(0.02, 0.98, 800)
-CUTS = np.cumsum([0, 2, 4, 6, 8, 10, 10, 10, 8, 5])
 SIZES = (64, 128, 256, 512, 1024)
+CUTS = np.cumsum([0, 2, 4, 6, 8, 10, 10, 10, 8, 5])  # of 63 positions; narrow where the profile is steep
+KAPPA = 0.8  # of von Mises' law, for prompts that are not uniform
 Array = np.ndarray
 
 
@@ -31,24 +31,20 @@ class Blocks(NamedTuple):
     error: Array
 
 
-class Simulation(NamedTuple):
-    """Correlations of modes 1 and 2, and the retrieval score: plain means over prompts, and by slopes."""
-
-    prompts: int
-    plain: list[Blocks]
-    slopes: list[Blocks]
-
-
-def profile(sigma0: Any, t: Any, beta: Any = BETA, lam: Any = LAM, modes: int = 20) -> Array:
-    return np.asarray(causal.retrieval_profile(sigma0, t, beta, lam, M, modes=modes))
-
-
 class Phases(NamedTuple):
     """Where the minimum of the profile lies, (beta, t); 1 where it falls to the end."""
 
     t: Array
     beta: Array
     where: Array
+
+
+# --- closed forms --------------------------------------------------------------------------------------
+
+
+def profile(sigma0: Any, t: Any, beta: Any = BETA, lam: Any = LAM, modes: int = 20) -> Array:
+    """The score S_t(sigma_0) among M words."""
+    return np.asarray(causal.retrieval_profile(sigma0, t, beta, lam, M, modes=modes))
 
 
 def middle(n: int) -> Array:
@@ -63,37 +59,53 @@ def blocks(values: Any) -> Array:
     return np.stack([values[..., a:b].mean(-1) for a, b in pairwise(cuts)], -1)
 
 
-def theory(n: int = N) -> list[Array]:
-    """The closed forms of modes 1, 2 and of the score, in the same blocks."""
-    g = [blocks(causal.response(1.0, 1.0, middle(n), causal.coupling(k, BETA), LAM)) for k in (1, 2)]
-    return [*g, blocks(profile(middle(n), 1.0))]
+def theory(n: int = N) -> Array:
+    """Modes 1 and 2 of the response and the score at t = 1, at the positions `middle`, (3, n - 1)."""
+    g = [causal.response(1.0, 1.0, middle(n), causal.coupling(k, BETA), LAM) for k in (1, 2)]
+    return np.stack([*g, profile(middle(n), 1.0)])
 
 
 def phase_diagram(size: int) -> Phases:
+    """The minimum over positions for size times and as many temperatures."""
     t, beta = np.geomspace(0.03, 6.0, size), np.linspace(0.3, 3.0, size)
     sigma0 = np.concatenate([np.linspace(0.005, 0.99, 80), [1 - 1e-6]])
-    S = profile(sigma0, t[:, None], beta[:, None, None])
-    return Phases(t, beta, sigma0[S.argmin(-1)])
+    return Phases(t, beta, sigma0[profile(sigma0, t[:, None], beta[:, None, None]).argmin(-1)])
+
+
+def recency_ends(beta: float) -> float:
+    """The time at which dS/dsigma changes sign at 1, by a polynomial through eight points before it."""
+    h = np.linspace(1e-3, 0.02, 8)
+    return float(brentq(lambda t: -np.polyfit(h, profile(1 - h, t, beta), 7)[-2], 0.01, 10.0, xtol=1e-12))
+
+
+# --- finite prompts ------------------------------------------------------------------------------------
 
 
 def finite_error(n: int) -> float:
     """The largest |N (exp(at Omega))_{N,i} - g| over positions from 0.02 on, at t = beta = lam = 1."""
-    a, sigma0 = causal.coupling(1, BETA), middle(n)
-    row = n * causal.finite_response(causal.alibi_matrix(n, LAM), a, 1.0)[:-1]
-    gap = (row - causal.response(1.0, 1.0, sigma0, a, LAM)).abs().numpy()
-    return float(gap[sigma0 >= 0.02].max())
+    row = n * causal.finite_response(causal.alibi_matrix(n, LAM), causal.coupling(1, BETA), 1.0)[:-1]
+    return float(np.abs(row.numpy() - theory(n)[0])[middle(n) >= 0.02].max())
 
 
-def last_token(x: Tensor, modes: int = 7) -> Tensor:
-    """Where the last token of prompts (B, N) is at time one."""
+def other_weights(n: int = 512) -> dict[str, Tensor]:
+    """Scores by the matrix exponential for windows, and for two heads, which have half of the time each."""
+    near = causal.alibi_matrix(n, LAM, window=32)
+    cases = {
+        "ALiBi, λ = 1": (causal.alibi_matrix(n, LAM), 1.0),
+        "window of 128": (causal.alibi_matrix(n, LAM, window=128), 1.0),
+        "window of 32": (near, 1.0),
+        "window of 32, and a head of λ = 0": (torch.stack([near, causal.alibi_matrix(n, 0.0)]), 0.5),
+    }
+    return {name: causal.finite_profile(Omega, t, BETA, M) for name, (Omega, t) in cases.items()}
+
+
+# --- simulations ---------------------------------------------------------------------------------------
+
+
+def moved(x: Tensor, modes: int) -> Tensor:
+    """Angles (B, N) of prompts at time one."""
     field = causal.CausalAlibi(BETA, LAM, modes=modes)
-    end = of.flow(causal.tokens(x), field, of.RK4(), t1=1.0, dt=0.25, save_at=[1.0]).final
-    return causal.angles(end)[:, -1]
-
-
-def simulation(prompts: int, fewer: int) -> Simulation:
-    """Uniform prompts of N tokens until t = 1."""
-    return Simulation(prompts, sampled(N, prompts, slopes=False), sampled(N, fewer, slopes=True))
+    return causal.angles(of.flow(causal.tokens(x), field, of.RK4(), t1=1.0, dt=0.25, save_at=[1.0]).final)
 
 
 def sampled(n: int, prompts: int, *, slopes: bool) -> list[Blocks]:
@@ -102,11 +114,12 @@ def sampled(n: int, prompts: int, *, slopes: bool) -> list[Blocks]:
     samples = []
     for _ in range(math.ceil(prompts / chunk)):
         x = causal.angles(causal.prompts(n, rng=rng, batch=(chunk,))).requires_grad_(slopes)
-        reader = last_token(x)
+        reader = moved(x, 7)[:, -1]
         factor = torch.autograd.grad(reader.sum(), x)[0] if slopes else torch.ones_like(x)
         gap = (reader[:, None] - x).detach()
         samples.append([blocks((n * factor * u)[:, :-1]) for u in _read(gap)])
-    return [_mean(np.concatenate(parts)) for parts in zip(*samples, strict=True)]
+    parts = [np.concatenate(part) for part in zip(*samples, strict=True)]
+    return [Blocks(part.mean(0), part.std(0) / math.sqrt(len(part))) for part in parts]
 
 
 def _read(gap: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,38 +128,22 @@ def _read(gap: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return gap.cos(), (2 * gap).cos(), above * M / math.sqrt(2 * math.pi)
 
 
-def _mean(samples: Array) -> Blocks:
-    return Blocks(samples.mean(0), samples.std(0) / math.sqrt(len(samples)))
-
-
-def vonmises(theta: Any) -> Any:
-    return np.exp(KAPPA * np.cos(theta))
-
-
 def law_of_tokens(prompts: int) -> Array:
     """|E exp(i theta)| at t = 1 in ten stretches of prompts of 2000 tokens that start with von Mises' law."""
     x = torch.from_numpy(np.random.default_rng(2).vonmises(0.0, KAPPA, (prompts, 2000)))
-    field = causal.CausalAlibi(BETA, LAM, modes=8)
-    end = of.flow(causal.tokens(x), field, of.RK4(), t1=1.0, dt=0.25, save_at=[1.0]).final
-    return np.array([part.cos().mean() for part in causal.angles(end).chunk(10, -1)])
+    return np.array([part.cos().mean() for part in moved(x, 8).chunk(10, -1)])
 
 
 def four_clusters() -> tuple[Array, Array]:
     """Times, and angles (T, N) that do not wrap, of a prompt that starts in four clusters."""
-    rng = np.random.default_rng(17)
+    rng, ts = np.random.default_rng(17), np.linspace(0, 10, 201)
     theta = np.pi / 2 * rng.integers(4, size=N) + 0.15 * rng.normal(size=N)
-    ts = np.linspace(0, 10, 201)
-    traj = of.flow(
-        causal.tokens(theta),
-        causal.CausalAlibi(BETA, LAM),
-        of.Dopri5(),
-        t1=10.0,
-        save_at=ts,
-    )
+    traj = of.flow(causal.tokens(theta), causal.CausalAlibi(BETA, LAM), of.Dopri5(), t1=10.0, save_at=ts)
     return ts, np.unwrap(np.asarray(causal.angles(traj.stacked)), axis=0)
 
 
-def end_slope(t: float, beta: float) -> float:
-    """dS/dsigma at 1, from a polynomial through eight points before it."""
-    h = np.linspace(1e-3, 0.02, 8)
-    return -float(np.polyfit(h, profile(1 - h, t, beta), 7)[-2])
+def follower_rate(h: float = 1e-4) -> float:
+    """d/dt E cos(theta_2 - theta_1) at t = 0 for prompts of two tokens: the second hears the first."""
+    theta = np.stack([np.zeros(256), 2 * np.pi * np.arange(256) / 256], -1)
+    end = of.flow(causal.tokens(theta), causal.CausalAlibi(BETA, LAM), of.RK4(), t1=h, dt=h).final
+    return float(causal.angles(end)[:, 1].cos().mean() / h)

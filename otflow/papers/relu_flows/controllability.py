@@ -16,25 +16,18 @@ finite integral leaves out grows without bound as it reaches further into the ta
 from __future__ import annotations
 
 import numpy as np
-from scipy.stats import cauchy, norm, t
+from scipy.stats import norm
 
 from otflow.papers import relu_flows as rf
-from otflow.papers.relu_flows.transports import (
-    LEVELS,
-    LINE,
-    MIXTURE,
-    Array,
-    Plane,
-    beyond,
-    in_the_plane,
-)
+from otflow.papers.relu_flows import transports as tr
+from otflow.papers.relu_flows.transports import HEAVY, LEVELS, LINE, MIXTURE, values
 from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.fits import slope
 from otflow.reproduce.frame import Frame
 
-PAPER = Source("Alvarez-Lopez, Geshkovski, Ruiz-Balet 2025, arXiv 2412.19366")
-OURS = Source("otflow.papers.relu_flows")
-HEAVY = {"Cauchy": cauchy(), "t, 2 degrees": t(2), "t, 3 degrees": t(3), "mixture": MIXTURE}
+PAPER = "Alvarez-Lopez, Geshkovski, Ruiz-Balet 2025, arXiv 2412.19366"
+SWITCHES, TAILS = Source(f"{PAPER}: KL by switches; exponent ours"), Source(f"{PAPER}: assumption on tails")
+ON_THE_LINE, KNOTHE = (Source(f"otflow.papers.relu_flows.{n}") for n in ("transport_1d", "knothe_rosenblatt"))
 
 
 def run(frame: Frame) -> Result:
@@ -42,14 +35,12 @@ def run(frame: Frame) -> Result:
     from otflow.papers.relu_flows import draw_controllability as draw
 
     frame.stage(0.0, "on the line")
-    line = [rf.transport_1d(norm(), MIXTURE, K) for K in LINE]
+    line = [rf.transport_1d(norm(), MIXTURE, int(K)) for K in LINE]
     frame.stage(0.3, "in the plane")
-    plane = in_the_plane(
-        (9, 18, 36) if frame.quick else (9, 18, 36, 72, 144), 2**16 if frame.quick else 2**19
-    )
+    plane = tr.in_the_plane(*frame.size(((9, 18, 36), 2**16), ((9, 18, 36, 72, 144), 2**19)))
     frame.stage(0.7, "tails")
     heavy = {name: rf.transport_1d(norm(), law, 32) for name, law in HEAVY.items()}
-    missing = {name: beyond(heavy[name], law) for name, law in HEAVY.items()}
+    missing = {name: tr.beyond(heavy[name], law) for name, law in HEAVY.items()}
     frame.stage(0.8, "claims")
     claims = [*_line_claims(line), *_plane_claims(plane), *_tail_claims(heavy, missing)]
     figures = {
@@ -58,78 +49,70 @@ def run(frame: Frame) -> Result:
         "rates": draw.rates(line, plane),
         "tails": draw.tails(missing),
     }
-    data = {"line_kl": np.array([r.kl for r in line]), "line_tv": np.array([r.tv for r in line])}
-    for name, runs in (("plain", plane.plain), ("centred", plane.centred)):
-        data[f"plane_kl_{name}"] = np.array([r.kl for r in runs])
+    data = {
+        "line_kl": values(line, "kl"),
+        "line_tv": values(line, "tv"),
+        "plane_kl_plain": values(plane.plain, "kl"),
+        "plane_kl_centred": values(plane.centred, "kl"),
+    }
     return Result(claims, figures, data)
 
 
-# --- what is computed ----------------------------------------------------------------------------------
-
-
-# --- claims --------------------------------------------------------------------------------------------
-
-
 def _line_claims(line: list[rf.Transport]) -> list[Claim]:
-    fine = [(K, r) for K, r in zip(LINE, line, strict=True) if K >= 16]
-    K = [k for k, _ in fine]
+    kl, tv = values(line, "kl"), values(line, "tv")
+    fine = LINE >= 16  # coarser nodes do not yet see both bumps of the target
     return [
-        Source(f"{OURS}.transport_1d: K + 2")("on the line: pieces for K = 128").equal(130, line[-1].pieces),
-        Source(f"{PAPER}: KL by switches; exponent ours")(
-            "on the line: exponent of KL against K, from K = 16 on"
-        ).equal(-2.0, slope(K, [r.kl for _, r in fine]), atol=0.15),
-        Source(f"{OURS}.transport_1d")(
-            "on the line: exponent of total variation against K, from K = 16 on"
-        ).equal(-1.0, slope(K, [r.tv for _, r in fine]), atol=0.15),
+        Source(f"{ON_THE_LINE}: K + 2")("on the line: pieces for K = 128").equal(130, line[-1].pieces),
+        SWITCHES("on the line: exponent of KL against K, from K = 16 on").equal(
+            -2.0, slope(LINE[fine], kl[fine]), atol=0.15
+        ),
+        ON_THE_LINE("on the line: exponent of total variation against K, from K = 16 on").equal(
+            -1.0, slope(LINE[fine], tv[fine]), atol=0.15
+        ),
         Source("Pinsker 1964")("on the line: 2 TV^2 over KL, largest (Pinsker's inequality)").at_most(
-            1.0, max(2 * r.tv**2 / r.kl for r in line)
+            1.0, (2 * tv**2 / kl).max()
         ),
     ]
 
 
-def _plane_claims(plane: Plane) -> list[Claim]:
-    K = plane.K
+def _plane_claims(plane: tr.Plane) -> list[Claim]:
+    K, kl = plane.K, values(plane.plain, "kl")
+    l2, centred = values(plane.plain, "l2"), values(plane.centred, "kl")
+    exponents = (
+        (SWITCHES, "KL against K", -2.0, kl),
+        (KNOTHE, "the L2 error against K", -1.0, l2),
+        (SWITCHES, "KL against K, medians off first", -2.0, centred),
+    )
     return [
-        Source(f"{OURS}.knothe_rosenblatt: 6 K - 3")(f"in the plane: pieces for K = {K[-1]}").equal(
+        Source(f"{KNOTHE}: 6 K - 3")(f"in the plane: pieces for K = {K[-1]}").equal(
             6 * K[-1] - 3, plane.plain[-1].pieces
         ),
         *(
-            Source(
-                str(
-                    f"{PAPER}: KL by switches; exponent ours" if what == "KL" else f"{OURS}.knothe_rosenblatt"
-                )
-            )(f"in the plane: exponent of {what} against K{where}").equal(
-                predicted, slope(K, values), atol=0.15
-            )
-            for what, where, predicted, values in (
-                ("KL", "", -2.0, [r.kl for r in plane.plain]),
-                ("the L2 error", "", -1.0, [r.l2 for r in plane.plain]),
-                ("KL", ", medians off first", -2.0, [r.kl for r in plane.centred]),
-            )
+            source(f"in the plane: exponent of {what}").equal(p, slope(K, errors), atol=0.15)
+            for source, what, p, errors in exponents
         ),
-        Source(f"{OURS}.knothe_rosenblatt")(
-            "in the plane: KL as it is over KL with medians off first, K = 9"
-        ).within(40, 80, plane.plain[0].kl / plane.centred[0].kl),
+        KNOTHE("in the plane: KL as it is over KL with medians off first, K = 9").within(
+            40, 80, kl[0] / centred[0]
+        ),
     ]
 
 
-def _tail_claims(heavy: dict[str, rf.Transport], missing: dict[str, Array]) -> list[Claim]:
-    claims = [
-        Source(f"{PAPER}: assumption on tails")(f"{name}: KL(target | image of a Gaussian)").equal(
-            wanted, "inf" if np.isinf(heavy[name].kl) else "finite"
-        )
-        for name, wanted in (
-            ("Cauchy", "inf"),
-            ("t, 2 degrees", "inf"),
-            ("t, 3 degrees", "finite"),
-            ("mixture", "finite"),
-        )
-    ]
+def _tail_claims(heavy: dict[str, rf.Transport], missing: dict[str, tr.Array]) -> list[Claim]:
+    """KL is finite if and only if the target has a second moment, so for more than two degrees."""
+    wanted = {"Cauchy": "inf", "t, 2 degrees": "inf", "t, 3 degrees": "finite", "mixture": "finite"}
+    powers = {"Cauchy": -1.0, "t, 2 degrees": 0.0, "t, 3 degrees": 1 / 3}
     small = LEVELS < 1e-6
-    for name, p in (("Cauchy", -1.0), ("t, 2 degrees", 0.0), ("t, 3 degrees", 1 / 3)):
-        claims.append(
-            Source(f"{OURS}.transport_1d")(f"{name}: exponent of u g(u) as u falls, 1 - 2 / degrees").equal(
+    return [
+        *(
+            TAILS(f"{name}: KL(target | image of a Gaussian)").equal(
+                word, "inf" if np.isinf(heavy[name].kl) else "finite"
+            )
+            for name, word in wanted.items()
+        ),
+        *(
+            ON_THE_LINE(f"{name}: exponent of u g(u) as u falls, 1 - 2 / degrees").equal(
                 p, slope(LEVELS[small], missing[name][small]), atol=0.03
             )
-        )
-    return claims
+            for name, p in powers.items()
+        ),
+    ]

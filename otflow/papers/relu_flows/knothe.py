@@ -17,7 +17,7 @@ from otflow.base.errors import InputError
 from otflow.base.numbers import Array
 from otflow.papers.relu_flows.laws import Law, TailEnd, is_law, obstruction, on_the_line
 from otflow.papers.relu_flows.pieces import PiecewiseFlow
-from otflow.papers.relu_flows.shears import monotone, shear, staircase
+from otflow.papers.relu_flows.shears import joined, monotone, shear, staircase
 from otflow.papers.relu_flows.transport import GAP, Transport, levels, quantiles, rounded
 
 SPAN = float(norm.cdf(-4.5))  # levels at which slabs end: 3.4e-6, or 4.5 standard deviations of a Gaussian
@@ -132,14 +132,10 @@ def _coordinate(plan: _Plan, j: int, edges: list[Array]) -> _Step:
     shift = H * np.arange(len(places))[:, None]
     within = _carried((x + shift).ravel(), (bare.T + shift).ravel(), j, d)
     shears = [shear(t, g, source=i, target=j, d=d) for i, (t, g) in enumerate(medians)]
-    flow = PiecewiseFlow.identity(d)
-    if len(within):
-        for part in (*lifts, within, *(lift.reversed for lift in reversed(lifts))):
-            flow = flow.then(part)
-    for part in shears:
-        flow = flow.then(part)
+    if len(within):  # nothing needs to be lifted for the identity
+        within = joined(*lifts, within, *(lift.reversed for lift in reversed(lifts)))
     why = _why(plan, j, places, x, y)
-    return _Step(flow, np.linspace(y.min(), y.max(), plan.K + 1), why or "")
+    return _Step(joined(within, *shears), np.linspace(y.min(), y.max(), plan.K + 1), why or "")
 
 
 def _carried(x: Array, y: Array, j: int, d: int) -> PiecewiseFlow:

@@ -1,6 +1,6 @@
 """Flows of x' = w (a.x + b)_+ with piecewise constant (w, a, b): forward, inverse and density in closed form.
 
-`otflow.papers.relu_flows` offers `Piece` and `PiecewiseFlow`; `relu_tables` holds the tables that they use.
+`otflow.papers.relu_flows` offers `Piece` and `PiecewiseFlow`; `tables` holds the tables that they use.
 """
 
 from __future__ import annotations
@@ -54,8 +54,13 @@ class PiecewiseFlow:
     """
 
     def __init__(self, pieces: Piece | Sequence[Piece]) -> None:
-        self.w, self.a, self.b, self.T = stacked(pieces)
-        self._check()
+        self._parts = self.w, self.a, self.b, self.T = stacked(pieces)
+        if bool((self.T <= 0).any()):
+            checks.fail("min(T)", self.T.min().item(), "a time > 0 is needed", "turn w to go back in time")
+        growth = self._growth.detach().abs()
+        if not bool((growth <= STEEPEST).all()):
+            rule = f"exp leaves floating point beyond {STEEPEST:g}"
+            checks.fail("max |a.w| T", growth.max().item(), rule, "shorten T or scale w")
 
     @classmethod
     def identity(cls, d: int) -> PiecewiseFlow:
@@ -75,7 +80,7 @@ class PiecewiseFlow:
     @property
     def pieces(self) -> tuple[Piece, ...]:
         """The pieces, one by one, in the order of time."""
-        return tuple(Piece(*one) for one in zip(self.w, self.a, self.b, self.T, strict=True))
+        return tuple(Piece(*one) for one in zip(*self._parts, strict=True))
 
     @property
     def switches(self) -> int:
@@ -129,25 +134,23 @@ class PiecewiseFlow:
         x, minus = self.reversed.with_log_det(self._points(y, "y"))
         value = _numbers(base(x))
         if value.shape != minus.shape:
-            checks.fail(
-                "base(x).shape",
-                tuple(value.shape),
-                f"one number per point is needed, {tuple(minus.shape)}",
-                "sum over the last axis",
-            )
+            rule = f"one number per point is needed, {tuple(minus.shape)}"
+            checks.fail("base(x).shape", tuple(value.shape), rule, "sum over the last axis")
         return value + minus
 
     @property
     def reversed(self) -> PiecewiseFlow:
         """The inverse as a flow of its own, made anew if parameters are learned: they may have changed."""
-        return self._turned() if self._learned else self._reversed
+        return self._turned if self._learned else self._reversed
+
+    @property
+    def _turned(self) -> PiecewiseFlow:
+        w, a, b, T = (part.flip(0) for part in self._parts)
+        return PiecewiseFlow(Piece(-w, a, b, T))
 
     @cached_property
     def _reversed(self) -> PiecewiseFlow:
-        return self._turned()
-
-    def _turned(self) -> PiecewiseFlow:
-        return PiecewiseFlow(Piece(-self.w.flip(0), self.a.flip(0), self.b.flip(0), self.T.flip(0)))
+        return self._turned
 
     def then(self, other: PiecewiseFlow) -> PiecewiseFlow:
         """This flow, and after it the other.
@@ -159,8 +162,7 @@ class PiecewiseFlow:
         checks.instance(other, PiecewiseFlow, "other")
         if other.d != self.d:
             checks.fail("other.d", other.d, f"this flow is in dimension {self.d}", "compose flows of equal d")
-        mine, theirs = (self.w, self.a, self.b, self.T), (other.w, other.a, other.b, other.T)
-        return PiecewiseFlow(Piece(*(torch.cat(pair) for pair in zip(mine, theirs, strict=True))))
+        return PiecewiseFlow(Piece(*map(torch.cat, zip(self._parts, other._parts, strict=True))))
 
     def field(self) -> Perceptron:
         """The same motion as a field for `otflow.flow`, which integrates it up to ``t1=duration``.
@@ -174,8 +176,7 @@ class PiecewiseFlow:
         if not len(self):
             checks.fail("len(flow)", 0, "a field needs at least one piece", "add pieces")
         edges = torch.cat([self.T.new_zeros(1), self.T.detach().cumsum(0)])
-        layers = (Layers(v, edges) for v in (self.w[..., None], self.a[:, None], self.b[:, None]))
-        return Perceptron(*layers)
+        return Perceptron(*(Layers(v, edges) for v in (self.w[..., None], self.a[:, None], self.b[:, None])))
 
     @property
     def _steps(self) -> Sequence[Table | One]:
@@ -184,41 +185,28 @@ class PiecewiseFlow:
 
     @property
     def _learned(self) -> bool:
-        return any(p.requires_grad for p in (self.w, self.a, self.b, self.T))
+        return any(part.requires_grad for part in self._parts)
+
+    @property
+    def _growth(self) -> Tensor:
+        """kappa T, (L,)."""
+        return (self.a * self.w).sum(-1) * self.T
 
     @cached_property
     def _tables(self) -> list[Table | One]:
         single = self._singles()
-        found = tabulate(self.w, self.a, self.b, self.T)
-        return [step if isinstance(step, Table) else single[step] for step in found]
+        return [step if isinstance(step, Table) else single[step] for step in tabulate(*self._parts)]
 
     def _singles(self) -> list[One]:
-        growth = (self.a * self.w).sum(-1) * self.T
-        pace = self.w * (self.T * phi1(growth))[:, None]
-        return [One(*each) for each in zip(pace, self.a, self.b, growth, strict=True)]
+        pace = self.w * (self.T * phi1(self._growth))[:, None]
+        return [One(*each) for each in zip(pace, self.a, self.b, self._growth, strict=True)]
 
     def _points(self, x: Any, name: str) -> Tensor:
         points = checks.tensor(x, name).double()
         if points.ndim < 1 or points.shape[-1] != self.d:
-            checks.fail(
-                f"{name}.shape",
-                tuple(points.shape),
-                f"points (*batch, {self.d}) are needed",
-                f"reshape {name}" if self.d > 1 else f"pass {name}[..., None]",
-            )
+            remedy = f"reshape {name}" if self.d > 1 else f"pass {name}[..., None]"
+            checks.fail(f"{name}.shape", tuple(points.shape), f"points (*batch, {self.d}) are needed", remedy)
         return points
-
-    def _check(self) -> None:
-        if bool((self.T <= 0).any()):
-            checks.fail("min(T)", self.T.min().item(), "a time > 0 is needed", "turn w to go back in time")
-        growth = ((self.a * self.w).sum(-1) * self.T).detach().abs()
-        if not bool((growth <= STEEPEST).all()):
-            checks.fail(
-                "max |a.w| T",
-                growth.max().item(),
-                f"exp leaves floating point beyond {STEEPEST:g}",
-                "shorten T or scale w",
-            )
 
 
 class One(NamedTuple):
@@ -255,16 +243,14 @@ def stacked(pieces: Piece | Sequence[Piece]) -> tuple[Tensor, Tensor, Tensor, Te
         pieces = _gathered(pieces)
     w, a, b, T = (checks.tensor(v, name).double() for v, name in zip(pieces, "wabT", strict=True))
     if w.ndim != 2 or a.shape != w.shape or w.shape[1] < 1:
-        checks.fail(
-            "w.shape, a.shape", (tuple(w.shape), tuple(a.shape)), "both are (L, d), d >= 1", "reshape them"
-        )
+        shapes = tuple(w.shape), tuple(a.shape)
+        checks.fail("w.shape, a.shape", shapes, "both are (L, d), d >= 1", "reshape them")
     for v, name in ((b, "b"), (T, "T")):
         if v.shape not in ((), (len(w),)):
-            checks.fail(
-                f"{name}.shape", tuple(v.shape), f"() or ({len(w)},) is needed", "pass one number per piece"
-            )
-    b, T = b.expand(len(w)), T.expand(len(w))
-    w, a, b, T = (v if v.requires_grad else v.clone() for v in (w, a, b, T))  # tables must not go stale
+            rule = f"() or ({len(w)},) is needed"
+            checks.fail(f"{name}.shape", tuple(v.shape), rule, "pass one number per piece")
+    parts = (w, a, b.expand(len(w)), T.expand(len(w)))
+    w, a, b, T = (v if v.requires_grad else v.clone() for v in parts)  # tables must not go stale
     return w, a, b, T
 
 
@@ -277,17 +263,19 @@ def _gathered(pieces: Any) -> Piece:
     rows = [Piece(*p) for p in listed]
     d = checks.tensor(rows[0].w, "pieces[0].w").shape[-1:] or (1,)
     columns = zip("wabT", zip(*rows, strict=True), (d, d, (), ()), strict=True)
-    return Piece(
-        *(torch.stack([_shaped(v, n, k, shape) for k, v in enumerate(c)]) for n, c, shape in columns)
+    stacks = (
+        torch.stack([_shaped(value, f"pieces[{k}].{name}", shape) for k, value in enumerate(column)])
+        for name, column, shape in columns
     )
+    return Piece(*stacks)
 
 
-def _shaped(value: Any, name: str, k: int, shape: tuple[int, ...]) -> Tensor:
-    """Entry ``name`` of piece k."""
-    v = checks.tensor(value, f"pieces[{k}].{name}").double()
+def _shaped(value: Any, name: str, shape: tuple[int, ...]) -> Tensor:
+    """A vector or a number."""
+    v = checks.tensor(value, name).double()
     if v.shape != shape:
         what = f"a vector {tuple(shape)}" if shape else "a number"
-        checks.fail(f"pieces[{k}].{name}.shape", tuple(v.shape), f"{what} is needed", "reshape it")
+        checks.fail(f"{name}.shape", tuple(v.shape), f"{what} is needed", "reshape it")
     return v
 
 

@@ -17,7 +17,7 @@ from scipy.stats import qmc
 from otflow.base import checks
 from otflow.base.numbers import Array
 from otflow.papers.relu_flows.pieces import PiecewiseFlow
-from otflow.papers.relu_flows.shears import EPS, RESOLVED, SLOT, corners, monotone, rearrangement, staircase
+from otflow.papers.relu_flows.shears import RESOLVED, SLOT, corners, joined, monotone, rearrangement, slabs
 from otflow.papers.relu_flows.tables import Index
 
 FINE = 12  # sub-squares along each side of a cell, whose images are measured
@@ -80,7 +80,7 @@ def polar(
     wide = SLOT * float(np.ptp(np.concatenate([place, place + cut.width])))
     reach = np.abs([low, high]).max() + 2 * K * SLOT * K * size[0] + len(place) * SLOT * size[1]
     reach += (wide + size[1]) * (cut.row.max() + 1) + np.abs(place).max() + abs(cut.height)
-    delta = 4 * RESOLVED * EPS * float(reach) if delta is None else checks.positive(delta, "delta")
+    delta = 4 * RESOLVED * float(reach) if delta is None else checks.positive(delta, "delta")
     flow = _assembled(cut, place, K, low, size, wide, delta)
     jacobians = np.bincount(cut.cell, cut.width, K * K).reshape(K, K) / size[0]
     return Polar(flow, jacobians, len(cut.cell), _distance(flow, map, low, high))
@@ -114,27 +114,22 @@ def _triangles(map: Callable[[Any], Any], K: int, low: Array, high: Array) -> Tr
     y = _mapped(map, x.reshape(-1, 2)).reshape(x.shape)
     cell = (np.arange(n)[:, None] // FINE) * K + np.arange(n)[None] // FINE
     halves = []
-    for p, q in (((1, 0), (1, 1)), ((1, 1), (0, 1))):
-        corner = [z[:-1, :-1] for z in (x, y)], [_moved(z, p) for z in (x, y)], [_moved(z, q) for z in (x, y)]
-        start, end = ((corner[0][k] + corner[1][k] + corner[2][k]) / 3 for k in (0, 1))
-        u, v = corner[1][1] - corner[0][1], corner[2][1] - corner[0][1]
-        halves.append((cell, start, end, (u[..., 0] * v[..., 1] - u[..., 1] * v[..., 0]) / 2))
-    flat = [np.concatenate([h[k].reshape(-1, *h[k].shape[2:]) for h in halves]) for k in range(4)]
-    if bool((flat[3] <= 0).any()):
-        worst = flat[1][np.argmin(flat[3])]
+    for p, q in (((1, 0), (1, 1)), ((1, 1), (0, 1))):  # each square is cut along its diagonal
+        (x0, x1, x2), (y0, y1, y2) = ([z[i : n + i, j : n + j] for i, j in ((0, 0), p, q)] for z in (x, y))
+        u, v = y1 - y0, y2 - y0
+        area = (u[..., 0] * v[..., 1] - u[..., 1] * v[..., 0]) / 2
+        halves.append((cell, (x0 + x1 + x2) / 3, (y0 + y1 + y2) / 3, area))
+    both = ([part.reshape(-1, *part.shape[2:]) for part in pair] for pair in zip(*halves, strict=True))
+    cells, starts, ends, areas = (np.concatenate(pair) for pair in both)
+    if bool((areas <= 0).any()):
+        worst = starts[np.argmin(areas)]
         rule = f"a triangle near {worst.round(3).tolist()} is turned over or flat: orientation must be kept"
         checks.fail("map", f"{map!r:.40}", rule, "take a diffeomorphism with det > 0, or a finer mesh")
-    cells, starts, ends, areas = flat
     tall = np.ptp(y[..., 1]) / (high[1] - low[1])
     if not 1 / STRETCH <= tall <= STRETCH:
         rule = f"the image must be as tall as the box, up to a factor {STRETCH}"
         checks.fail("height of the image over that of the box", tall, rule, "rescale the map along x_2")
     return Triangles(cells, starts, ends, areas, float(y[..., 1].min()))
-
-
-def _moved(z: Array, by: tuple[int, int]) -> Array:
-    n = len(z) - 1
-    return z[by[0] : n + by[0], by[1] : n + by[1]]
 
 
 def _mapped(map: Callable[[Any], Any], x: Array) -> Array:
@@ -153,17 +148,15 @@ def _slivers(image: Triangles, K: int, size: Array) -> Slivers:
     """Cut each cell by the rows of height size_2 that its image meets."""
     row = np.floor((image.end[:, 1] - image.bottom) / size[1]).astype(np.int64)
     rows = int(row.max()) + 1
-    key = image.cell * rows + row
-    area = np.bincount(key, image.area, K * K * rows).reshape(K * K, rows)
-    centre = np.bincount(key, image.area * image.end[:, 0], K * K * rows).reshape(K * K, rows)
-    total = area.sum(1, keepdims=True)
-    thin = area < THIN * total
-    widest = area.argmax(1)
-    area[np.arange(K * K), widest] += np.where(thin, area, 0.0).sum(1)
+    mass, moment = (
+        np.bincount(image.cell * rows + row, weight, K * K * rows).reshape(K * K, rows)
+        for weight in (image.area, image.area * image.end[:, 0])
+    )
+    thin, area = mass < THIN * mass.sum(1, keepdims=True), mass.copy()
+    area[np.arange(K * K), area.argmax(1)] += np.where(thin, area, 0.0).sum(1)
     area[thin] = 0.0
     cell, to = (index.astype(np.int64) for index in np.nonzero(area))
-    mass = np.bincount(key, image.area, K * K * rows).reshape(K * K, rows)
-    return Slivers(cell, to, area[cell, to] / size[1], centre[cell, to] / mass[cell, to], image.bottom)
+    return Slivers(cell, to, area[cell, to] / size[1], moment[cell, to] / mass[cell, to], image.bottom)
 
 
 def _packed(cut: Slivers) -> Array:
@@ -184,7 +177,7 @@ def _assembled(
     """Line up, compress, rearrange, and close the rows again."""
     i, j = np.divmod(cut.cell, K)
     G = SLOT * K * size[0]
-    spread = _rows(low[1], size[1], K, G, delta)
+    spread = slabs(1, low[1], size[1], K, G, delta, 2)
     order = np.lexsort((i, j)).astype(np.int64)  # along x_1 once rows are apart
     stretched, left = _stretch(cut, order, K, low, size, G)
     start = np.stack([left, low[1] + j * size[1]], -1)
@@ -192,15 +185,8 @@ def _assembled(
     end = np.stack([place, cut.height + cut.row * size[1]], -1)
     box = np.stack([cut.width, np.full(len(i), size[1])], -1)
     moves = rearrangement(start, end, box, np.zeros(len(i)), far, delta=delta)
-    return spread.then(stretched).then(moves).then(_rows(cut.height, size[1], rows, wide, delta).reversed)
-
-
-def _rows(low: float, size: float, K: int, height: float, delta: float) -> PiecewiseFlow:
-    """x_1 += height for each row of x_2."""
-    if K == 1:
-        return PiecewiseFlow.identity(2)
-    edges = low + size * np.arange(1, K)
-    return staircase(edges, np.full(K - 1, height), delta=delta, source=1, target=0)
+    close = slabs(1, cut.height, size[1], rows, wide, delta, 2).reversed
+    return joined(spread, stretched, moves, close)
 
 
 def _stretch(

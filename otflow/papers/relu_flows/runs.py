@@ -1,4 +1,4 @@
-"""The runs that the claims and the pictures of this room look at."""
+"""Runs that the claims and the pictures of `relu-flows` look at."""
 
 from __future__ import annotations
 
@@ -11,54 +11,12 @@ import otflow as of
 from otflow.papers import relu_flows as rf
 
 CELLS, DELTA = (3, 4, 8), 1e-5
-DIMENSIONS = (2, 10, 40)
-
-NEURONS = 50
+DIMENSIONS, NEURONS = (2, 10, 40), 50
+SWEEPS = np.array([2, 4, 8, 16, 32])
 Array = np.ndarray
 
 
-class Polars(NamedTuple):
-    """Errors of polar maps against the number of cells along a side."""
-
-    K: Array
-    l2: Array
-    tv: Array
-    maps: list[rf.Polar]
-    same: float
-
-
-class Neurons(NamedTuple):
-    """Root mean square errors of Maurey's flows, by dimension, and of sweeps."""
-
-    M: Array
-    maurey: dict[int, Array]
-    sweeps: Array
-    trotter: Array
-
-
-def twist(x: Array) -> Array:
-    """A swirl about the centre of the square, then a stretch along x_1.
-
-    >>> bool(np.allclose(untwist(twist(np.array([[0.3, 0.6]]))), [[0.3, 0.6]]))
-    True
-    """
-    y = _swirl(np.asarray(x), 1.0)
-    return np.stack([y[:, 0] + 0.12 * np.sin(2 * np.pi * y[:, 0]), y[:, 1]], -1)
-
-
-def log_jacobian(x: Array) -> Array:
-    """log det D twist: the swirl keeps area."""
-    return np.asarray(np.log(1 + 0.24 * np.pi * np.cos(2 * np.pi * _swirl(x, 1.0)[:, 0])))
-
-
-def _swirl(x: Array, sign: float) -> Array:
-    c = x - 0.5
-    angle = sign * 2 * np.exp(-6 * (c**2).sum(-1))
-    turned = (
-        np.cos(angle) * c[:, 0] - np.sin(angle) * c[:, 1],
-        np.sin(angle) * c[:, 0] + np.cos(angle) * c[:, 1],
-    )
-    return np.stack(turned, -1) + 0.5
+# --- permutations --------------------------------------------------------------------------------------
 
 
 class Permuted(NamedTuple):
@@ -80,8 +38,37 @@ def permutation(K: int, n: int) -> Permuted:
     cell = (x * K).astype(int)
     want = x + (np.stack(np.unravel_index(perm[cell[:, 0], cell[:, 1]], (K, K)), -1) - cell) / K
     wrong = np.abs(y.numpy() - want).max(1) > 1e-12
+    # In a strip the flow is steep, and the way back loses digits there: only points off strips count.
     back = np.abs(flow.inverse(y).numpy() - x).max(1)[~wrong].max()
-    return Permuted(K, len(flow), float(wrong.mean()), gain.abs().max().item(), float(back))
+    return Permuted(K, len(flow), wrong.mean(), gain.abs().max().item(), back)
+
+
+# --- polar maps ----------------------------------------------------------------------------------------
+
+
+class Polars(NamedTuple):
+    """Errors of polar maps against the number of cells along a side."""
+
+    K: Array
+    l2: Array
+    tv: Array
+    maps: list[rf.Polar]
+    same: float
+
+
+def twist(x: Array) -> Array:
+    """A swirl about the centre of the square, then a stretch along x_1.
+
+    >>> bool(np.allclose(untwist(twist(np.array([[0.3, 0.6]]))), [[0.3, 0.6]]))
+    True
+    """
+    y = _swirl(np.asarray(x), 1.0)
+    return np.stack([y[:, 0] + 0.12 * np.sin(2 * np.pi * y[:, 0]), y[:, 1]], -1)
+
+
+def log_jacobian(x: Array) -> Array:
+    """log det D twist: the swirl keeps area."""
+    return np.asarray(np.log(1 + 0.24 * np.pi * np.cos(2 * np.pi * _swirl(x, 1.0)[:, 0])))
 
 
 def untwist(y: Array) -> Array:
@@ -92,15 +79,21 @@ def untwist(y: Array) -> Array:
     return _swirl(np.stack([s, y[:, 1]], -1), -1.0)
 
 
+def _swirl(x: Array, sign: float) -> Array:
+    """A rotation by an angle that falls with the distance to the centre, which keeps that distance."""
+    u, v = (x - 0.5).T
+    angle = sign * 2 * np.exp(-6 * (u**2 + v**2))
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.stack([cos * u - sin * v, sin * u + cos * v], -1) + 0.5
+
+
 def approximated(cells: tuple[int, ...]) -> Polars:
     """L2 errors, and total variation of the images of the uniform law, on a grid that covers both."""
-    maps = [rf.polar(twist, K) for K in cells]
-    x = np.random.default_rng(0).random((40_000, 2))
-    cell = np.minimum((x * cells[-1]).astype(int), cells[-1] - 1)
-    gain = maps[-1].flow.log_det(x).numpy()
-    same = np.abs(gain - np.log(maps[-1].jacobians[cell[:, 0], cell[:, 1]])) < 1e-9
-    tv = np.array([total_variation(p.flow) for p in maps])
-    return Polars(np.array(cells), np.array([p.l2 for p in maps]), tv, maps, float(same.mean()))
+    maps, x = [rf.polar(twist, K) for K in cells], np.random.default_rng(0).random((40_000, 2))
+    i, j = np.minimum((x * cells[-1]).astype(int), cells[-1] - 1).T
+    same = np.abs(maps[-1].flow.log_det(x).numpy() - np.log(maps[-1].jacobians[i, j])) < 1e-9
+    l2, tv = np.array([[p.l2, total_variation(p.flow)] for p in maps]).T
+    return Polars(np.array(cells), l2, tv, maps, same.mean())
 
 
 def total_variation(flow: rf.PiecewiseFlow, n: int = 400) -> float:
@@ -109,26 +102,34 @@ def total_variation(flow: rf.PiecewiseFlow, n: int = 400) -> float:
     y = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1).reshape(-1, 2)
     x, gain = (t.numpy() for t in flow.reversed.with_log_det(y))
     back = untwist(y)
-    rho = np.where(_inside(x), np.exp(gain), 0.0)
-    wanted = np.where(_inside(back), np.exp(-log_jacobian(back)), 0.0)
-    return float(0.5 * np.abs(rho - wanted).mean() * 4)
+    rho, wanted = (
+        np.where(((start > 0) & (start < 1)).all(-1), np.exp(log), 0.0)
+        for start, log in ((x, gain), (back, -log_jacobian(back)))
+    )
+    return float(0.5 * np.abs(rho - wanted).mean() * 4)  # the grid covers an area of 4
 
 
-def _inside(x: Array) -> Array:
-    return np.asarray(((x > 0) & (x < 1)).all(-1))
+# --- many neurons, one at a time -----------------------------------------------------------------------
+
+
+class Neurons(NamedTuple):
+    """Root mean square errors of Maurey's flows, by dimension, and of sweeps."""
+
+    M: Array
+    maurey: dict[int, Array]
+    trotter: Array
 
 
 def drawn(M: tuple[int, ...], seeds: int) -> Neurons:
-    """Errors at 40 points of flows that are to follow a sum of fifty neurons."""
-    maurey, sweeps = {}, np.array([2, 4, 8, 16, 32])
-    trotter = np.zeros(0)
+    """Errors at 40 points of flows that are to follow a sum of fifty neurons; of sweeps, in dimension 10."""
+    maurey = {}
     for d in DIMENSIONS:
         neurons, x, end = exact(d)
         runs = [[rf.maurey(neurons, m, rng=s) for s in range(seeds)] for m in M]
         maurey[d] = np.array([_rms(flows, x, end) for flows in runs])
         if d == DIMENSIONS[1]:
-            trotter = np.array([_rms([rf.lie_trotter(neurons, int(s))], x, end) for s in sweeps])
-    return Neurons(np.array(M), maurey, sweeps, trotter)
+            trotter = np.array([_rms([rf.lie_trotter(neurons, int(s))], x, end) for s in SWEEPS])
+    return Neurons(np.array(M), maurey, trotter)
 
 
 def exact(d: int) -> tuple[rf.Piece, Array, Array]:

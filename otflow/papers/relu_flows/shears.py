@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,7 @@ from otflow.base.numbers import Array
 from otflow.papers.relu_flows.pieces import Piece, PiecewiseFlow
 from otflow.papers.relu_flows.tables import Index
 
-EPS = float(np.finfo(np.float64).eps)
-RESOLVED = 64  # roundings that must fit into a strip
+RESOLVED = 64 * float(np.finfo(np.float64).eps)  # so many roundings of its place must fit into a strip
 SLOT = 2.0  # the distance of slots over the width of what lies in them
 
 
@@ -25,13 +25,7 @@ SLOT = 2.0  # the distance of slots over the width of what lies in them
 
 
 def monotone(
-    x: Any,
-    y: Any,
-    *,
-    left: float | None = None,
-    right: float | None = None,
-    axis: int = 0,
-    d: int = 1,
+    x: Any, y: Any, *, left: float | None = None, right: float | None = None, axis: int = 0, d: int = 1
 ) -> PiecewiseFlow:
     """The increasing piecewise linear map of one coordinate with x_k -> y_k, k = 0..K: K + 2 or K + 3 pieces.
 
@@ -113,9 +107,8 @@ def staircase(
         rule = f"({len(c)},) or ({len(c)}, {d}) with zeros for coordinate {source} is needed"
         checks.fail("heights.shape", h.shape, rule, "pass one height per step")
     low, high = _strips(c, delta)
-    steep = _ratio(
-        h, (high - low)[:, None], "heights / delta"
-    )  # of strips as they are after rounding: heights are then exact
+    # Of strips as they are after rounding: heights are then exact.
+    steep = _ratio(h, (high - low)[:, None], "heights / delta")
     w = np.stack([steep, -steep], 1).reshape(-1, d)
     return PiecewiseFlow(Piece(w, np.tile(a, (len(w), 1)), -np.stack([low, high], 1).ravel()))
 
@@ -136,21 +129,16 @@ def _strips(c: Array, delta: Any) -> tuple[Array, Array]:
     width = np.broadcast_to(width, c.shape)
     if bool((width <= 0).any()):
         checks.fail("min(delta)", width.min(), "a width > 0 is needed", "choose another delta")
-    limit = RESOLVED * EPS * np.abs(c)
+    limit = RESOLVED * np.abs(c)
     if bool((width < limit).any()):
         k = int(np.argmax(limit - width))
-        checks.fail(
-            "delta",
-            width[k],
-            f"float64 resolves no strip narrower than {limit[k]:.1e} at {c[k]:g} (64 roundings)",
-            f"choose delta >= {limit[k]:.1e}, or fewer cells",
-        )
+        rule = f"float64 resolves no strip narrower than {limit[k]:.1e} at {c[k]:g} (64 roundings)"
+        checks.fail("delta", width[k], rule, f"choose delta >= {limit[k]:.1e}, or fewer cells")
     low, high = c - width / 2, c + width / 2
     if bool((low[1:] < high[:-1]).any()):
         k = int(np.argmax(high[:-1] - low[1:]))
-        checks.fail(
-            "delta", width[k], f"strips at {c[k]:g} and {c[k + 1]:g} overlap", "choose a smaller delta"
-        )
+        rule = f"strips at {c[k]:g} and {c[k + 1]:g} overlap"
+        checks.fail("delta", width[k], rule, "choose a smaller delta")
     return low, high
 
 
@@ -198,9 +186,9 @@ def permutation(perm: Any, *, delta: float = 1e-5, box: Any = (0.0, 1.0)) -> Pie
     if bool(((shape > 1) & (size <= delta)).any()):
         rule = f"cells of width {size[shape > 1].min():.3g} are lost in strips"
         checks.fail("delta", delta, rule, "choose a smaller one")
-    spread = [_slabs(j, low[j], size[j], shape[j], code[j], delta, d) for j in range(1, d) if shape[j] > 1]
+    spread = [slabs(j, low[j], size[j], shape[j], code[j], delta, d) for j in range(1, d)]
     moves = rearrangement(start, end, size, cells @ code, cells[table.ravel()] @ code, delta=delta)
-    return _joined([*spread, moves, *(flow.reversed for flow in reversed(spread))], d)
+    return joined(*spread, moves, *(flow.reversed for flow in reversed(spread)))
 
 
 def rearrangement(
@@ -229,7 +217,7 @@ def rearrangement(
     lift = _levels(first[source], size[source, 0], up[source], 0, delta)
     move = _levels(slot[source], size[source, 1], across[source], 1, delta)
     drop = _levels(last[target], size[target, 0], down[target], 0, delta)
-    return _joined([lift, move, drop], d)
+    return joined(lift, move, drop)
 
 
 def _levels(low: Array, width: Array, values: Array, source: int, delta: float) -> PiecewiseFlow:
@@ -244,25 +232,24 @@ def _levels(low: Array, width: Array, values: Array, source: int, delta: float) 
         return whole
     gap = low[1:] - (low[:-1] + width[:-1])
     if bool((np.minimum(width[1:], width[:-1]) <= delta).any()):
-        checks.fail(
-            "delta", delta, f"cells of width {width.min():.3g} are lost in strips", "choose a smaller one"
-        )
+        rule = f"cells of width {width.min():.3g} are lost in strips"
+        checks.fail("delta", delta, rule, "choose a smaller one")
     middle = low[1:] - gap / 2
     strips, steps = np.maximum(gap / 2, delta), np.diff(values, axis=0)
     return whole.then(staircase(middle, steps, delta=strips, source=source, target=1 - source, d=d))
 
 
-def _slabs(j: int, low: float, size: float, K: int, height: float, delta: float, d: int) -> PiecewiseFlow:
-    """x_1 += height for each slab of x_j."""
+def slabs(j: int, low: float, size: float, K: int, height: float, delta: float, d: int) -> PiecewiseFlow:
+    """x_1 += height for each of K slabs of x_j; with one slab, nothing."""
+    if K == 1:
+        return PiecewiseFlow.identity(d)
     edges = low + size * np.arange(1, K)
     return staircase(edges, np.full(K - 1, height), delta=delta, source=j, target=0, d=d)
 
 
-def _joined(flows: Sequence[PiecewiseFlow], d: int) -> PiecewiseFlow:
-    out = PiecewiseFlow.identity(d)
-    for flow in flows:
-        out = out.then(flow)
-    return out
+def joined(first: PiecewiseFlow, *others: PiecewiseFlow) -> PiecewiseFlow:
+    """One flow after another."""
+    return reduce(PiecewiseFlow.then, others, first)
 
 
 # --- what comes in -------------------------------------------------------------------------------------
@@ -307,10 +294,8 @@ def _nodes(values: Any, name: str, least: int = 2) -> Array:
         gaps = np.diff(out)
     if bool((gaps <= 0).any()):
         k = int(np.argmin(gaps))
-        pair = f"{out[k]:g}, {out[k + 1]:g}"
-        checks.fail(
-            f"{name}[{k}], {name}[{k + 1}]", pair, f"{name} must increase", "sort it, drop repetitions"
-        )
+        which, pair = f"{name}[{k}], {name}[{k + 1}]", f"{out[k]:g}, {out[k + 1]:g}"
+        checks.fail(which, pair, f"{name} must increase", "sort it, drop repetitions")
     if bool(np.isinf(gaps).any()):
         checks.fail(f"max({name}) - min({name})", math.inf, "it leaves floating point", f"scale {name}")
     return out
@@ -319,9 +304,8 @@ def _nodes(values: Any, name: str, least: int = 2) -> Array:
 def _unit(axis: int, d: int) -> Array:
     d = checks.count(d, "d")
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer) or not 0 <= axis < d:
-        checks.fail(
-            "axis", repr(axis), f"a coordinate in 0..{d - 1} is needed", "choose another, or a larger d"
-        )
+        rule = f"a coordinate in 0..{d - 1} is needed"
+        checks.fail("axis", repr(axis), rule, "choose another, or a larger d")
     return np.asarray(np.eye(d)[axis])
 
 
