@@ -15,181 +15,109 @@ trace passes the thousand that the scripts of the paper count as divergence.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 import otflow as of
-from otflow.papers.unified import draw
-from otflow.papers.unified.claims import dying, rank_one, settling
-from otflow.papers.unified.parameters import PAPER, Panel
+from otflow.papers.unified import claims, draw
+from otflow.papers.unified.parameters import PAPER, Panel, trace
 from otflow.papers.unified.runs import (
+    LAST,
     SCIPY,
-    Array,
-    Effort,
+    PanelRun,
     apart,
-    covariances,
     decades,
-    effort,
-    ended,
+    decay,
     explosive_line,
     far,
-    final,
     follow,
-    motion,
     panel,
     profile,
-    reference,
+    rest,
+    speed,
     stable_lines,
 )
+from otflow.papers.unified.table import PanelRow, reproduce
 from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.frame import Frame
 
-NAMES = ("A1 L2", "A2 L2 rank one", "A2 L2 mixed", "A3 L2")
-LAST = 1e6  # the time until which what falls like 1/t is followed
-CALM = 1e-10  # |dS/dt| at which the second panel of A2 is stopped
-END = 150.0  # time until which A3 is followed
+END = 150.0  # time until which A3 is followed: the slowest members turn back at about half of it
+MANY = 1e3  # the trace that the scripts of the paper count as divergence
 
 
-def run(frame: Frame) -> Result:
-    """The four panels."""
-    p = {
-        name: panel(name, quick=frame.quick, keep=9) for name in NAMES
-    }  # 9 keeps one whose trace passes 1000
-    runs: dict[str, of.Trajectory] = {}
-    for i, name in enumerate(NAMES):
-        frame.stage(0.8 * i / len(NAMES), f"panel {name}")
-        runs[name] = _flow(name, p[name], effort(quick=frame.quick))
-    frame.stage(0.8, "claims")
-    claims = [
-        *dying(p["A1 L2"], runs["A1 L2"], "A1", PAPER.at("Fig. A1")),
-        _half(p["A1 L2"], runs["A1 L2"]),
-        *rank_one(p["A2 L2 rank one"], runs["A2 L2 rank one"], "A2", PAPER.at("Fig. A2")),
-        *settling(p["A2 L2 mixed"], runs["A2 L2 mixed"], "A2", PAPER.at("Fig. A2")),
-        *_both(p["A3 L2"], runs["A3 L2"]),
-    ]
-    frame.stage(0.9, "figure")
-    data = {f"final_{name.replace(' ', '_')}": final(traj) for name, traj in runs.items()}
-    return Result(claims, {"l2": _draw(p, runs)}, data)
+def _long(p: Panel, rtol: float, saves: int) -> of.Trajectory:
+    times = np.union1d(decades(END, count=saves), np.linspace(0.0, END, 31))
+    return follow(p, t1=END, calm=100 * rtol, rtol=10 * rtol, save_at=times)
 
 
-def _flow(name: str, p: Panel, work: Effort) -> of.Trajectory:
-    if name in ("A1 L2", "A2 L2 rank one"):
-        return follow(p, t1=LAST, save_at=decades(LAST, count=work.saves), rtol=work.rtol)
-    if name == "A2 L2 mixed":
-        return follow(p, t1=1e4, calm=CALM, save_at=decades(1e4, count=work.saves))
-    return follow(
-        p,
-        t1=END,
-        calm=100 * work.rtol,
-        rtol=10 * work.rtol,
-        save_at=np.union1d(decades(END, count=work.saves), np.linspace(0.0, END, 31)),
-    )
-
-
-def _half(p: Panel, traj: of.Trajectory) -> Claim:
-    softmax = panel("1a", quick=True)
-    return PAPER.at("Fig. A1; L2 attention near zero")(
-        "A1: t S(t) tends to half of what it tends to under softmax attention (relative distance)"
-    ).at_most(1e-3, far(LAST * final(traj), profile(softmax) / 2))
-
-
-def _both(p: Panel, traj: of.Trajectory) -> list[Claim]:
-    S, other = covariances(traj), reference(p, length=END, own_time=False)
-    size = np.trace(S, axis1=-2, axis2=-1)
-    times = traj.ts[:, None].expand(-1, size.shape[1])
-    bound = of.closed_forms.l2_trace_bound(p.covariances, p.Q / np.sqrt(p.d), p.K, p.V, times).log().numpy()
-    source = f"{PAPER}, Fig. A3"
+def _dying(run: PanelRun) -> list[Claim]:
     return [
-        Source(f"{source}; global existence of L2 attention for invertible K")(
+        *claims.dying(run, PAPER.at("Fig. A1")),
+        PAPER.at("Fig. A1; L2 attention near zero")(
+            "A1: t S(t) tends to half of what it tends to under softmax attention (relative distance)"
+        ).at_most(1e-3, far(LAST * run.end, profile(panel("1a", quick=True)) / 2)),
+    ]
+
+
+def _both(run: PanelRun) -> list[Claim]:
+    p, other, stopped, size = run.panel, run.other, run.ended("stopped"), trace(run.S)
+    bound = of.closed_forms.l2_trace_bound(p.covariances, p.Q / np.sqrt(p.d), p.K, p.V, run.times)
+    resting = (speed(p, other.S) < 1e-5 * trace(other.S).clip(min=1.0)).sum()
+    return [
+        PAPER.at("Fig. A3; global existence of L2 attention for invertible K")(
             "A3: covariances that blow up"
-        ).equal(0, int(ended(traj, "blow_up").sum())),
+        ).equal(0, run.ended("blow_up").sum()),
         Source("closed_forms.l2_trace_bound: |x'| <= |V K^-1| |Q| |x|")(
             "A3: log tr S(t) is at most 2 |V K^-1| |Q| t (largest ratio at t > 0)"
-        ).at_most(1.0, (np.log(size[1:]) / bound[1:]).max()),
-        Source(f"{source}; {SCIPY}")("A3: covariances whose limit has a trace beyond a thousand").equal(
-            int(other.exploded.sum()), int(_large(traj).sum())
+        ).at_most(1.0, (np.log(size[1:]) / bound.log().numpy()[1:]).max()),
+        PAPER.at(f"Fig. A3; {SCIPY}")("A3: covariances whose limit has a trace beyond a thousand").equal(
+            other.exploded.sum(), (trace(run.end) > MANY).sum()
         ),
-        SCIPY("A3: covariances that converge").equal(_resting(p, other.S), int(ended(traj, "stopped").sum())),
+        SCIPY("A3: covariances that converge").equal(resting, stopped.sum()),
         Source(f"released scripts of {PAPER}, L2_both; {SCIPY}")(
             "A3: covariances that diverge; the scripts count those whose trace passes a thousand, but these "
             "turn and converge"
         ).erratum(
-            printed=int((size.max(0) > 1e3).sum()),
-            corrected=len(p.covariances) - _resting(p, other.S),
-            measured=int((~ended(traj, "stopped")).sum()),
+            printed=(size.max(0) > MANY).sum(), corrected=len(stopped) - resting, measured=(~stopped).sum()
         ),
-        Source("linearisation at c uu^T: u^T (A + A^T) V u < 0 and u^T A V u < 0")(
+        claims.STABLE(
             "A3: every limit lies along the stable u with u^T A u = 0 (largest angle, radians)"
-        ).at_most(1e-5, apart(S[-1], stable_lines(p))[0].max()),
-        SCIPY("A3: the largest trace of a limit").equal(
-            np.trace(other.S, axis1=-2, axis2=-1).max(), size[-1].max(), rtol=1e-3
-        ),
+        ).at_most(1e-5, apart(run.end, stable_lines(p))[0].max()),
+        SCIPY("A3: the largest trace of a limit").equal(trace(other.S).max(), size[-1].max(), rtol=1e-3),
     ]
 
 
-def _resting(p: Panel, S: Array) -> int:
-    """How many members have |dS/dt| < 1e-5 max(1, tr S)."""
-    moves = torch.linalg.matrix_norm(motion(p.rate(), torch.from_numpy(S))).numpy()
-    return int((moves < 1e-5 * np.trace(S, axis1=-2, axis2=-1).clip(min=1.0)).sum())
+def _draw_both(run: PanelRun, above: Any, below: Any) -> None:
+    large, (line, pace) = trace(run.end) > MANY, explosive_line(run.panel)
+    shades, t = np.where(large, draw.RED, draw.BLUE), np.linspace(0.0, 100.0, 50)
+    draw.discs(above, run.traj, color=shades.tolist(), many=True)
+    draw.rim(above, line, "$v$", color=draw.RED)
+    draw.rim(above, stable_lines(run.panel)[0], "$u$", color=draw.BLUE)
+    draw.titled(above, "all converge, some after a long way", run)
+    draw.traces(below, run.t, run.S, color=shades)
+    rate = pace / np.sum((run.panel.K @ line) ** 2)
+    below.plot(t, 0.3 * np.exp(rate * t), color=draw.INK, ls="--", lw=1)
+    below.set(xlim=(0, 110.0), ylim=(1e-2, 1e6))
+    draw.titled(below, "growth along $v$ (dashed), for a while")
+    counts = {f"{large.sum()} beyond 1000": draw.RED, f"{(~large).sum()} others": draw.BLUE}
+    draw.key(below, counts, loc="upper left")
 
 
-def _large(traj: of.Trajectory) -> Array:
-    return np.asarray(np.trace(final(traj), axis1=-2, axis2=-1) > 1e3)
+_rank_one, _settling = (
+    partial(shared, source=PAPER.at("Fig. A2")) for shared in (claims.rank_one, claims.settling)
+)
+SIGNS = "L2, $A+A^T$ of both signs"
+PANELS = [
+    PanelRow("A1 L2", "L2, $V>0$, $A+A^T<0$", decay, _dying, draw.dying),
+    PanelRow("A2 L2 rank one", r"L2, $V=I$, $A\propto -qq^T$", decay, _rank_one, draw.rank_one),
+    PanelRow("A2 L2 mixed", SIGNS, rest, _settling, draw.settled, check=400.0, cone=True),
+    PanelRow("A3 L2", SIGNS, _long, _both, _draw_both, check=END, own_time=False),
+]
 
 
-# --- figure ------------------------------------------------------------------------------------------
-
-
-def _draw(p: dict[str, Panel], runs: dict[str, of.Trajectory]) -> Any:
-    fig, axes = draw.board(4, cones=[2])
-    for k, name in enumerate(NAMES[:3]):
-        draw.eigenvalues(axes[1, k], runs[name], floor=1e-10 if k == 2 else 1e-16)
-    _draw_limits(axes[0], p, runs)
-    _draw_cone(axes[0, 2], p[NAMES[2]], runs[NAMES[2]])
-    _draw_both(axes[:, 3], p["A3 L2"], runs["A3 L2"])
-    words = (
-        "both fall like $1/t$",
-        "one falls like $1/t$",
-        "one falls exponentially",
-        "growth along $v$ (dashed), for a while",
-    )
-    for ax, word in zip(axes[1], words, strict=True):
-        ax.set_title(word, fontsize=9, color=draw.INK)
-    return fig
-
-
-def _draw_limits(axes: Array, p: dict[str, Panel], runs: dict[str, of.Trajectory]) -> None:
-    for ax, name in zip(axes, NAMES[:2], strict=False):
-        draw.discs(ax, runs[name])
-    draw.titled(axes[0], "A1", "L2, $V>0$, $A+A^T<0$\n" + r"$S\to 0$ along one direction")
-    draw.mark(axes[0], profile(p["A1 L2"]), "$M$")
-    draw.titled(axes[1], "A2", r"L2, $V=I$, $A\propto -qq^T$" + "\nlimits of rank one, across $q$")
-    q = p[NAMES[1]].Q[0]
-    draw.rim(axes[1], np.array([-q[1], q[0]]), r"$\perp q$", color=draw.RED)
-    draw.rim(axes[1], q, "$q$")
-
-
-def _draw_cone(ax: Any, p: Panel, traj: of.Trajectory) -> None:
-    draw.settled(ax, p, traj)
-    draw.titled(ax, "A2", "L2, $A+A^T$ of both signs\nlimits on two lines $u^TAu=0$")
-
-
-def _draw_both(axes: Array, p: Panel, traj: of.Trajectory) -> None:
-    large = _large(traj)
-    shades = np.where(large, draw.RED, draw.BLUE)
-    draw.discs(axes[0], traj, color=shades.tolist(), many=True)
-    line, pace = explosive_line(p)
-    draw.rim(axes[0], line, "$v$", color=draw.RED)
-    draw.rim(axes[0], stable_lines(p)[0], "$u$", color=draw.BLUE)
-    draw.titled(axes[0], "A3", "L2, $A+A^T$ of both signs\nall converge, some after a long way")
-    draw.traces(axes[1], traj, color=shades)
-    t = np.linspace(0.0, 100.0, 50)
-    axes[1].plot(t, 0.3 * np.exp(pace / np.sum((p.K @ line) ** 2) * t), color=draw.INK, ls="--", lw=1)
-    axes[1].set(xlim=(0, 110.0), ylim=(1e-2, 1e6))
-    draw.key(
-        axes[1],
-        {f"{large.sum()} beyond 1000": draw.RED, f"{(~large).sum()} others": draw.BLUE},
-        loc="upper left",
-    )
+def run(frame: Frame) -> Result:
+    """The four panels."""
+    # Every ninth of the covariances of A3 holds one whose trace passes 1000, every seventh does not.
+    return reproduce(frame, "l2", PANELS, lambda found: {"final": found.end}, keep=9)

@@ -1,4 +1,4 @@
-"""The parameters behind the figures of Castin, Ablin, Carrillo, Peyré (2025) on Gaussians, digit by digit.
+"""Parameters behind the figures of Castin, Ablin, Carrillo, Peyré (2025) on Gaussians, digit by digit.
 
 The released scripts of the paper draw their weights from numpy's legacy generator; here the same streams are
 drawn from generators of their own. Scores are scaled as there: A = K^T Q becomes A / sqrt(d) for softmax and
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -26,10 +26,12 @@ from otflow.reproduce.claim import Source
 
 Rate: TypeAlias = Callable[[Tensor], Tensor]  # S -> B
 Step: TypeAlias = Callable[[Tensor, Tensor, float], Tensor]  # S, B, h -> S
+T = TypeVar("T", np.ndarray, Tensor)
 
 PAPER = Source("Castin, Ablin, Carrillo, Peyré 2025")
-DIMENSIONS = (3, 4, 5)
-RUNS = 100
+DIMENSIONS = (3, 4, 5)  # of the histograms of ranks
+RUNS = 100  # behind each histogram
+LEVEL = 0.1  # above which the histograms count an eigenvalue
 TINY = 1e-14  # what the projection of the scripts makes of negative eigenvalues
 
 
@@ -85,6 +87,35 @@ class Panel:
     def rate(self) -> Rate:
         """S -> B, the velocity x -> Bx of this attention on N(0, S)."""
         return self.kind.rate(self)
+
+
+def trace(S: T) -> T:
+    """tr S, (*batch,), of arrays and of tensors.
+
+    >>> trace(torch.eye(2)).item(), trace(np.ones((3, 2, 2))).tolist()
+    (2.0, [2.0, 2.0, 2.0])
+    """
+    total: T = S.diagonal(0, -2, -1).sum(-1)
+    return total
+
+
+def motion(B: Tensor, S: Tensor) -> Tensor:
+    """dS/dt = BS + SB^T, where tokens move by x' = Bx.
+
+    >>> motion(-torch.eye(1), torch.eye(1)).item()
+    -2.0
+    """
+    half = B @ S
+    return half + half.mT
+
+
+def above(S: Tensor) -> np.ndarray:
+    """How many eigenvalues of each covariance are above 0.1: what the histograms take for the rank.
+
+    >>> above(torch.diag(torch.tensor([1.0, 0.09]))).item()
+    1
+    """
+    return np.asarray((torch.linalg.eigvalsh(S) > LEVEL).sum(-1))
 
 
 class Kind(NamedTuple):
@@ -164,7 +195,7 @@ def _sinkhorn_rate(panel: Panel) -> Rate:
     def rate(S: Tensor) -> Tensor:
         M = eye + 4 * S @ A.mT @ S @ A  # with eigenvalues > 0, so that its root is the one of Cayley-Hamilton
         det = torch.linalg.det(M).sqrt()[..., None, None]
-        root = (M + det * eye) / (_trace(M)[..., None, None] + 2 * det).sqrt()
+        root = (M + det * eye) / (trace(M)[..., None, None] + 2 * det).sqrt()
         B: Tensor = 2 * V @ torch.linalg.solve(eye + root, S @ A, left=False)
         return B
 
@@ -325,46 +356,49 @@ class Outcome(NamedTuple):
     steps: Tensor
 
 
-def projected_euler(
-    rate: Rate, S0: Tensor, *, h: float, tol_low: float, tol_high: float = 1e3, max_iter: int = 50_000
-) -> Outcome:
+def projected_euler(rate: Rate, S0: Tensor, **limits: Any) -> Outcome:
     """S <- P(S + h (BS + SB^T)), P setting eigenvalues < 0 to 1e-14: how the scripts integrate.
 
     A run ends after the first step with |BS + SB^T|_F < tol_low at its start, which has converged, or with
     a trace above tol_high at its end, which has diverged. The step knows no bound on h B, so that it can
     jump out of the cone; what the projection cuts off there is not a property of the flow.
-    ``rate`` is given all of S (N, d, d) at once.
+    ``rate`` is given all of S (N, d, d) at once; the ``limits`` are h, tol_low, tol_high and max_iter.
 
     >>> projected_euler(lambda S: -S, torch.eye(2).double()[None], h=0.1, tol_low=1e-3).converged
     tensor([True])
     """
-    return _march(_euler, rate, S0, h, tol_low, tol_high, max_iter)
+    return _march(_euler, rate, S0, **limits)
 
 
-def lie(
-    rate: Rate, S0: Tensor, *, h: float, tol_low: float, tol_high: float = 1e3, max_iter: int = 50_000
-) -> Outcome:
+def lie(rate: Rate, S0: Tensor, **limits: Any) -> Outcome:
     """S <- e^{hB} S e^{hB^T}, which keeps the rank; ends as `projected_euler` does.
 
     >>> lie(lambda S: -S, torch.eye(2).double()[None], h=0.1, tol_low=1e-3).converged
     tensor([True])
     """
-    return _march(lambda S, B, h: _congruence(matrix_exp(h * B), S), rate, S0, h, tol_low, tol_high, max_iter)
+    return _march(lambda S, B, h: _congruence(matrix_exp(h * B), S), rate, S0, **limits)
 
 
-def residual(
-    rate: Rate, S0: Tensor, *, h: float, tol_low: float, tol_high: float = 1e3, max_iter: int = 50_000
-) -> Outcome:
+def residual(rate: Rate, S0: Tensor, **limits: Any) -> Outcome:
     """S <- (I + hB) S (I + hB)^T, the layer x + hBx of a Transformer; ends as `projected_euler` does.
 
     >>> residual(lambda S: -S, torch.eye(2).double()[None], h=0.1, tol_low=1e-3).converged
     tensor([True])
     """
     eye = torch.eye(S0.shape[-1]).double()
-    return _march(lambda S, B, h: _congruence(eye + h * B, S), rate, S0, h, tol_low, tol_high, max_iter)
+    return _march(lambda S, B, h: _congruence(eye + h * B, S), rate, S0, **limits)
 
 
-def _march(step: Step, rate: Rate, S: Tensor, h: float, low: float, high: float, max_iter: int) -> Outcome:
+def _march(
+    step: Step,
+    rate: Rate,
+    S: Tensor,
+    *,
+    h: float,
+    tol_low: float,
+    tol_high: float = 1e3,
+    max_iter: int = 50_000,
+) -> Outcome:
     """Steps until every run has ended; those that have stand still, at their last finite state."""
     S = checks.tensor(S, "S0").clone()
     converged, diverged = (torch.zeros(len(S), dtype=torch.bool) for _ in range(2))
@@ -375,30 +409,22 @@ def _march(step: Step, rate: Rate, S: Tensor, h: float, low: float, high: float,
             break
         B = rate(S)[runs]
         new = step(S[runs], B, h)
-        calm = torch.linalg.matrix_norm(_both_sides(B, S[runs])) < low
+        calm = torch.linalg.matrix_norm(motion(B, S[runs])) < tol_low
         converged[runs] = calm
-        diverged[runs] = ~calm & ~(_trace(new) <= high)  # also what is no number any more
+        diverged[runs] = ~calm & ~(trace(new) <= tol_high)  # also what is no number any more
         S[runs] = torch.where(new.isfinite().all(-1).all(-1)[:, None, None], new, S[runs])
         steps[runs] += 1
     return Outcome(S, converged, diverged, steps)
 
 
-def _both_sides(B: Tensor, S: Tensor) -> Tensor:
-    return B @ S + (B @ S).mT
-
-
 def _euler(S: Tensor, B: Tensor, h: float) -> Tensor:
-    values, vectors = torch.linalg.eigh(S + h * _both_sides(B, S))
+    values, vectors = torch.linalg.eigh(S + h * motion(B, S))
     projected: Tensor = (vectors * torch.where(values < 0, TINY, values)[:, None, :]) @ vectors.mT
     return projected
 
 
 def _congruence(E: Tensor, S: Tensor) -> Tensor:
     return E @ S @ E.mT
-
-
-def _trace(S: Tensor) -> Tensor:
-    return S.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
 def first(panel: Panel, count: int) -> Panel:

@@ -1,4 +1,4 @@
-"""What the figures of Castin et al. on Gaussians have in common: flows and an independent check.
+"""Runs behind the figures of Castin et al. on Gaussians: flows, and an independent check of them.
 
 Planar covariances are followed in three ways. `follow` is the library's adaptive flow of the root. `orbits`
 is the same flow in a time of its own for every member, which makes explosions last for ever, so that whole
@@ -9,8 +9,8 @@ the covariance itself, again in times of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -23,11 +23,13 @@ import otflow as of
 from otflow.base.tangent import Tangent
 from otflow.fields import Carry
 from otflow.measures import Measure
-from otflow.papers.unified.parameters import PAPER, Panel, panels
+from otflow.papers.unified.parameters import PAPER, Panel, motion, panels, trace
 from otflow.reproduce.claim import Source
 
 SECTION = PAPER.at("section 4")
 SCIPY = Source("independent integrator: scipy's DOP853 on the covariances")
+LAST = 1e6  # the time until which what falls like 1/t is followed: long past the start, which M / t forgets
+CALM = 1e-10  # |dS/dt| at which what falls exponentially is stopped: limits have traces of about one
 CAP = 1e9  # traces beyond stand for infinity: the clocks of `orbits` and `reference` stop there
 Array = np.ndarray
 
@@ -42,22 +44,6 @@ def panel(name: str, *, quick: bool, keep: int = 7) -> Panel:
     return replace(found, covariances=found.covariances[::keep]) if quick else found
 
 
-class Effort(NamedTuple):
-    """Relative tolerance and number of save times of flows."""
-
-    rtol: float
-    saves: int
-
-
-def effort(*, quick: bool) -> Effort:
-    """Less of both if quick.
-
-    >>> effort(quick=True).saves < effort(quick=False).saves
-    True
-    """
-    return Effort(1e-7, 24) if quick else Effort(1e-9, 60)
-
-
 def scores(p: Panel) -> Array:
     """A as softmax and L2 attention use it, K^T Q / sqrt(d).
 
@@ -65,15 +51,6 @@ def scores(p: Panel) -> Array:
     (2, 2)
     """
     return np.asarray(p.A / math.sqrt(p.d))
-
-
-def trace(S: Tensor) -> Tensor:
-    """tr S, (*batch,).
-
-    >>> trace(torch.eye(2)).item()
-    2.0
-    """
-    return S.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
 def clock(S: Tensor) -> Tensor:
@@ -86,14 +63,14 @@ def clock(S: Tensor) -> Tensor:
     return 1 / ((1 + size) * (1 + (size / CAP).square()))
 
 
-def motion(rate: Callable[[Tensor], Tensor], S: Tensor) -> Tensor:
-    """dS/dt = BS + SB^T.
+def speed(p: Panel, S: Array) -> Array:
+    """|dS/dt| in the Frobenius norm, (*batch,).
 
-    >>> motion(lambda S: -S, torch.eye(1).double()).item()
-    -2.0
+    >>> speed(panel("1b", quick=True), np.zeros((3, 2, 2))).tolist()
+    [0.0, 0.0, 0.0]
     """
-    half = rate(S) @ S
-    return half + half.mT
+    at = torch.from_numpy(S)
+    return np.asarray(torch.linalg.matrix_norm(motion(p.rate()(at), at)))
 
 
 # --- flows -------------------------------------------------------------------------------------------
@@ -127,10 +104,28 @@ def follow(
     def stop(t: Tensor, mu: Measure) -> Tensor:
         S = cast(of.Gaussian, mu).cov
         size = trace(S)
-        speed: Tensor = torch.linalg.matrix_norm(motion(rate, S))
+        speed: Tensor = torch.linalg.matrix_norm(motion(rate(S), S))
         return (speed < calm * size.clamp(min=1.0)) | (size > high)
 
     return of.flow(p.gaussians(), p.field(), of.Dopri5(rtol, 1e-5 * rtol), t1=t1, save_at=save_at, stop=stop)
+
+
+def decay(p: Panel, rtol: float, saves: int) -> of.Trajectory:
+    """The flow up to t = 1e6, at save times that are even in log t: for what falls like a power of t.
+
+    >>> decay(panel("1b", quick=True, keep=50), 1e-4, 5).ts[-1].item()
+    1000000.0
+    """
+    return follow(p, t1=LAST, save_at=decades(LAST, count=saves), rtol=rtol)
+
+
+def rest(p: Panel, _: float, saves: int) -> of.Trajectory:
+    """The flow until it stands still, |dS/dt| < 1e-10, which asks for the best tolerance at all times.
+
+    >>> rest(panel("1c", quick=True, keep=50), 0.0, 5).status[0]
+    np.str_('stopped')
+    """
+    return follow(p, t1=1e4, calm=CALM, save_at=decades(1e4, count=saves))
 
 
 class Slowed(of.VelocityField):
@@ -163,11 +158,7 @@ class Reference(NamedTuple):
     @property
     def exploded(self) -> Array:
         """Which members have a trace beyond a thousand, as the scripts of the paper count."""
-        return np.asarray(np.trace(self.S, axis1=-2, axis2=-1) > 1e3)
-
-
-def _steady(S: Tensor) -> Tensor:
-    return torch.ones_like(trace(S))
+        return trace(self.S) > 1e3
 
 
 def reference(p: Panel, *, length: float, own_time: bool) -> Reference:
@@ -182,13 +173,12 @@ def reference(p: Panel, *, length: float, own_time: bool) -> Reference:
     >>> bool((abs(reference(p, length=150.0, own_time=True).t / exact - 1) < 1e-6).all())
     True
     """
-    rate, pace, shape = p.rate(), clock if own_time else _steady, p.covariances.shape
-    cut = p.covariances.size
+    rate, shape, cut = p.rate(), p.covariances.shape, p.covariances.size
 
     def slope(_: float, y: Array) -> Array:
         S = torch.from_numpy(y[:cut].reshape(shape))
-        dt = pace(S)
-        return np.concatenate([(dt[:, None, None] * motion(rate, S)).numpy().ravel(), dt.numpy()])
+        dt = clock(S) if own_time else torch.ones_like(trace(S))
+        return np.concatenate([(dt[:, None, None] * motion(rate(S), S)).numpy().ravel(), dt.numpy()])
 
     start = np.concatenate([p.covariances.ravel(), np.zeros(shape[0])])
     y = solve_ivp(slope, (0.0, length), start, method="DOP853", rtol=1e-8, atol=1e-12).y[:, -1]
@@ -206,7 +196,7 @@ def profile(p: Panel) -> Array:
     >>> bool(np.linalg.eigvalsh(M).min() > 0)
     True
     """
-    rate, small = p.rate(), 1e-9
+    rate, small = p.rate(), 1e-9  # so small that what is left out, of the next order, is rounding
     short = reference(replace(p, covariances=np.eye(2)[None] / 2), length=1e4, own_time=True)
 
     def unfold(y: Array) -> Tensor:
@@ -215,11 +205,74 @@ def profile(p: Panel) -> Array:
 
     def balance(y: Array) -> Array:
         M = unfold(y)
-        X = motion(rate, small * M) / small**2 + M
+        X = motion(rate(small * M), small * M) / small**2 + M
         return np.array([X[0, 0], X[0, 1], X[1, 1]])
 
-    found = solve_root(balance, np.linalg.cholesky(short.t[0] * short.S[0])[[0, 1, 1], [0, 0, 1]], tol=1e-12)
-    return unfold(found.x).numpy()
+    guess = np.linalg.cholesky(short.t[0] * short.S[0])[[0, 1, 1], [0, 0, 1]]
+    return unfold(solve_root(balance, guess, tol=1e-12).x).numpy()
+
+
+@dataclass(frozen=True)
+class PanelRun:
+    """One panel, followed: what its claims and its pictures are made of.
+
+    Attributes:
+        label, words: its name on the page, and what it shows.
+        panel, traj: where it starts, and its flow.
+        saves: how many times a picture of its orbits needs.
+        check, own_time: length of the independent run, and whether in the clocks of its members.
+
+    >>> found = PanelRun("1b", "softmax", p := panel("1b", quick=True), follow(p, t1=1.0), 5, 1.0, False)
+    >>> found.S.shape, found.ended("ok").all(), far(found.end, found.other.S) < 1e-6
+    ((2, 15, 2, 2), np.True_, True)
+    """
+
+    label: str
+    words: str
+    panel: Panel
+    traj: of.Trajectory
+    saves: int
+    check: float
+    own_time: bool
+
+    @property
+    def t(self) -> Array:
+        """The save times, (T,)."""
+        return self.traj.ts.numpy()
+
+    @property
+    def end(self) -> Array:
+        """The last covariances, (N, d, d)."""
+        return final(self.traj)
+
+    @property
+    def blow_up_time(self) -> Array:
+        """When each member explodes, (N,); infinite for those that do not."""
+        return self.traj.blow_up_time.numpy()
+
+    @cached_property
+    def S(self) -> Array:
+        """Covariances at all save times, (T, N, d, d)."""
+        return covariances(self.traj)
+
+    @cached_property
+    def profile(self) -> Array:
+        """The M of `profile`."""
+        return profile(self.panel)
+
+    @cached_property
+    def other(self) -> Reference:
+        """The independent run."""
+        return reference(self.panel, length=self.check, own_time=self.own_time)
+
+    def ended(self, how: str) -> Array:
+        """Which members ended like this, (N,) of truth values."""
+        return np.asarray(self.traj.status == how)
+
+    @property
+    def times(self) -> Tensor:
+        """The save times once for every member, (T, N), as closed forms want them."""
+        return self.traj.ts[:, None].expand(-1, len(self.end))
 
 
 # --- directions --------------------------------------------------------------------------------------
@@ -233,13 +286,9 @@ def isotropic(A: Array) -> Array:
     """
     values, vectors = np.linalg.eigh(A + A.T)
     low, high = math.sqrt(-values[0]), math.sqrt(values[1])
-    return _units(np.stack([low * vectors[:, 1] + s * high * vectors[:, 0] for s in (1.0, -1.0)]))
-
-
-def _units(u: Array) -> Array:
-    """Rows of length one, in the upper half plane."""
+    u = np.stack([low * vectors[:, 1] + s * high * vectors[:, 0] for s in (1.0, -1.0)])
     u = u / np.linalg.norm(u, axis=-1, keepdims=True)
-    return u * np.where(u[:, 1:] < 0, -1.0, 1.0)
+    return np.asarray(np.where(u[:, 1:] < 0, -u, u))  # a line has two unit vectors: take the upper one
 
 
 def stable_lines(p: Panel) -> Array:
@@ -314,15 +363,6 @@ def far(S: Any, target: Any) -> float:
     return float((np.linalg.norm(S - target, axis=(-2, -1)) / np.linalg.norm(target, axis=(-2, -1))).max())
 
 
-def ended(traj: of.Trajectory, how: str) -> Array:
-    """Which members ended like this, (N,) of truth values.
-
-    >>> ended(follow(panel("1b", quick=True), t1=1.0), "ok").all()
-    np.True_
-    """
-    return np.asarray(np.asarray(traj.status) == how)
-
-
 def final(traj: of.Trajectory) -> Array:
     """The last covariances, (N, d, d).
 
@@ -341,14 +381,13 @@ def covariances(traj: of.Trajectory) -> Array:
     return cast(of.Gaussian, traj.stacked).cov.numpy()
 
 
-def growth(traj: of.Trajectory) -> Array:
-    """d/dt log tr S between the last two save times, (N,).
+def growth(size: Array, t: Array) -> Array:
+    """d/dt log size between the last two times, (N,), of sizes (T, N).
 
-    >>> growth(follow(panel("1b", quick=True), t1=1.0)).shape
-    (15,)
+    >>> growth(np.exp([[0.0], [6.0]]), np.array([0.0, 2.0]))
+    array([3.])
     """
-    late, last = np.trace(covariances(traj)[-2:], axis1=-2, axis2=-1)
-    return np.asarray(np.log(last / late) / float(traj.ts[-1] - traj.ts[-2]))
+    return np.asarray(np.log(size[-1] / size[-2]) / (t[-1] - t[-2]))
 
 
 def ranks(traj: of.Trajectory) -> Array:
@@ -359,9 +398,8 @@ def ranks(traj: of.Trajectory) -> Array:
     >>> ranks(follow(panel("1b", quick=True), t1=1e4, save_at=decades(1e4))).max()
     np.int64(1)
     """
-    late, last = (np.linalg.eigvalsh(S) for S in covariances(traj)[-2:])
-    t = traj.ts[-2:].numpy()
+    late, last = np.linalg.eigvalsh(covariances(traj)[-2:])
     with np.errstate(divide="ignore", invalid="ignore"):
-        slope = np.log(np.abs(last / late)) / math.log(t[1] / t[0])
+        slope = np.log(np.abs(last / late)) / math.log(traj.ts[-1] / traj.ts[-2])
     stays = (slope > -0.25) & (last > 1e-12 * last[:, -1:])
     return np.asarray(stays.sum(-1))

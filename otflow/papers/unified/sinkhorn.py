@@ -21,61 +21,42 @@ from typing import Any
 import numpy as np
 
 import otflow as of
-from otflow.papers.unified import draw
-from otflow.papers.unified.claims import dying
-from otflow.papers.unified.parameters import PAPER, Panel
+from otflow.papers.unified import claims, draw
+from otflow.papers.unified.parameters import PAPER, Panel, trace
 from otflow.papers.unified.runs import (
+    LAST,
     SCIPY,
     Array,
-    covariances,
-    decades,
-    effort,
-    ended,
+    PanelRun,
+    decay,
     far,
-    final,
     follow,
     growth,
     panel,
     profile,
-    reference,
 )
+from otflow.papers.unified.table import PanelRow, reproduce
 from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.frame import Frame
 
-SHRINK, GROW = "A Sinkhorn 1a", "A Sinkhorn 2a"
 APPENDIX = PAPER.at("appendix (Sinkhorn)")
-LAST = 1e6  # the time until which what falls like 1/t is followed
 EARLY, END = 5.0, 12.0  # times at which growth is compared with scipy, and until which it is followed
 
 
-def run(frame: Frame) -> Result:
-    """Both panels."""
-    work = effort(quick=frame.quick)
-    p = {name: panel(name, quick=frame.quick) for name in (SHRINK, GROW)}
-    frame.stage(0.0, "shrinking")
-    runs = {SHRINK: follow(p[SHRINK], t1=LAST, save_at=decades(LAST, count=work.saves), rtol=work.rtol)}
-    frame.stage(0.4, "growing")
-    runs[GROW] = follow(p[GROW], t1=END, save_at=np.linspace(0.0, END, 61), rtol=work.rtol)
-    frame.stage(0.8, "claims")
-    claims = [
-        *dying(p[SHRINK], runs[SHRINK], "1a with Sinkhorn", APPENDIX),
-        *_shrinking(p[SHRINK], runs[SHRINK]),
-        *_growing(p[GROW], runs[GROW]),
-    ]
-    frame.stage(0.9, "figure")
-    data = {f"final_{name.split()[-1]}": final(traj) for name, traj in runs.items()}
-    return Result(claims, {"sinkhorn": _draw(p, runs)}, data)
+def _grow(p: Panel, rtol: float, _: int) -> of.Trajectory:
+    return follow(p, t1=END, save_at=np.linspace(0.0, END, 61), rtol=rtol)
 
 
-def _shrinking(p: Panel, traj: of.Trajectory) -> list[Claim]:
-    y = np.trace(np.linalg.solve(p.V, covariances(traj)), axis1=-2, axis2=-1)
+def _dying(run: PanelRun) -> list[Claim]:
+    y = trace(np.linalg.solve(run.panel.V, run.S))
     return [
+        *claims.dying(run, APPENDIX),
         Source("d/dt tr(V^-1 S) = 2 tr C / eps, and tr C < 0 for A = A^T < 0")(
-            "1a with Sinkhorn: tr(V^-1 S) never grows (largest ratio of successive values)"
+            f"{run.label}: tr(V^-1 S) never grows (largest ratio of successive values)"
         ).at_most(1.0, (y[1:] / y[:-1]).max()),
         Source(f"{APPENDIX}; Sinkhorn attention near zero")(
-            "1a with Sinkhorn: t S(t) -> M / sqrt 2, M that of softmax attention (relative distance)"
-        ).at_most(1e-3, far(LAST * final(traj), profile(panel("1a", quick=True)) / np.sqrt(2))),
+            f"{run.label}: t S(t) -> M / sqrt 2, M that of softmax attention (relative distance)"
+        ).at_most(1e-3, far(LAST * run.end, profile(panel("1a", quick=True)) / np.sqrt(2))),
     ]
 
 
@@ -85,53 +66,51 @@ def transport_rate(S: Array, A: Array) -> Array:
     >>> transport_rate(np.eye(2)[None], np.eye(2))
     array([2.])
     """
-    level = np.trace(A @ S, axis1=-2, axis2=-1)
+    level = trace(A @ S)
     return np.asarray(2 * level / np.sqrt(level**2 + (A[0, 1] - A[1, 0]) ** 2 * np.linalg.det(S)))
 
 
-def _growing(p: Panel, traj: of.Trajectory) -> list[Claim]:
-    S, t = covariances(traj), traj.ts
-    size = np.trace(S, axis1=-2, axis2=-1)
-    bound = of.closed_forms.sinkhorn_trace_bound(p.covariances, p.V, t[:, None].expand(-1, size.shape[1]))
-    k = int(np.searchsorted(t.numpy(), EARLY - 1e-9))
-    label = "2a with Sinkhorn"
+def _growing(run: PanelRun) -> list[Claim]:
+    label, p, S, t, size = run.label, run.panel, run.S, run.t, trace(run.S)
+    bound = of.closed_forms.sinkhorn_trace_bound(p.covariances, p.V, run.times).numpy()
+    shape = S / size[..., None, None]
+    plan, early = "optimal transport plan between large Gaussians", np.searchsorted(t, EARLY - 1e-9)
     return [
         Source(f"{APPENDIX}; global existence")(f"{label}: covariances that blow up until t = {END:g}").equal(
-            0, int((~ended(traj, "ok")).sum())
+            0, (~run.ended("ok")).sum()
         ),
         Source("closed_forms.sinkhorn_trace_bound")(
             f"{label}: tr S(t) is at most exp(2 |V| t / eps) tr S0 (largest ratio at t > 0)"
-        ).at_most(1.0, (size / bound.numpy())[1:].max()),
-        Source("optimal transport plan between large Gaussians, polar decomposition")(
+        ).at_most(1.0, (size / bound)[1:].max()),
+        Source(f"{plan}, polar decomposition")(
             f"{label}: d/dt log tr S -> 2 tr(AS) / sqrt(tr(AS)^2 + (A12 - A21)^2 det S) (at t = {END:g})"
-        ).at_most(1e-3, np.abs(growth(traj) - transport_rate(S[-1], p.A)).max()),
-        Source("optimal transport plan between large Gaussians: dS/dt is a multiple of S")(
+        ).at_most(1e-3, np.abs(growth(size, t) - transport_rate(S[-1], p.A)).max()),
+        Source(f"{plan}: dS/dt is a multiple of S")(
             f"{label}: directions freeze (largest change of S / tr S over the last unit of time)"
-        ).at_most(1e-3, far(S[-6] / size[-6, :, None, None], S[-1] / size[-1, :, None, None])),
+        ).at_most(1e-3, far(shape[-6], shape[-1])),
         SCIPY(f"{label}: S at t = {EARLY:g} (largest relative difference)").at_most(
-            1e-5, far(S[k], reference(p, length=EARLY, own_time=False).S)
+            1e-5, far(S[early], run.other.S)
         ),
     ]
 
 
-# --- figure ------------------------------------------------------------------------------------------
+def _draw_growing(run: PanelRun, above: Any, below: Any) -> None:
+    draw.discs(above, run.traj, color=draw.GREEN, many=True)
+    draw.titled(above, "all grow, none blows up, directions freeze", run)
+    draw.traces(below, run.t, run.S)
+    below.plot(run.t, np.exp(2 * run.t), color=draw.INK, ls="--", lw=1)
+    draw.note(below, 0.06, 0.93, "dashed: the bound $e^{2t}$")
+    below.set(xlim=(0, END), ylim=(0.5, None))
+    draw.titled(below, "exponential growth")
 
 
-def _draw(p: dict[str, Panel], runs: dict[str, of.Trajectory]) -> Any:
-    fig, axes = draw.board(2)
-    draw.discs(axes[0, 0], runs[SHRINK])
-    draw.titled(axes[0, 0], "1a", "with Sinkhorn attention\n" + r"$S\to 0$ along one direction")
-    draw.mark(axes[0, 0], profile(p[SHRINK]), "$M$")
-    draw.eigenvalues(axes[1, 0], runs[SHRINK], floor=1e-16)
-    axes[1, 0].set_title("both fall like $1/t$", fontsize=9, color=draw.INK)
-    draw.discs(axes[0, 1], runs[GROW], color=draw.GREEN, many=True)
-    draw.titled(axes[0, 1], "2a", "with Sinkhorn attention\nall grow, none blows up, directions freeze")
-    draw.traces(axes[1, 1], runs[GROW], color=draw.GREEN)
-    t = runs[GROW].ts.numpy()
-    axes[1, 1].plot(t, np.exp(2 * t), color=draw.INK, ls="--", lw=1)
-    axes[1, 1].text(
-        0.06, 0.93, "dashed: the bound $e^{2t}$", fontsize=8, va="top", transform=axes[1, 1].transAxes
-    )
-    axes[1, 1].set(xlim=(0, END), ylim=(0.5, None))
-    axes[1, 1].set_title("exponential growth", fontsize=9, color=draw.INK)
-    return fig
+WORDS, SHRINKS, GROWS = "with Sinkhorn attention", "1a with Sinkhorn", "2a with Sinkhorn"
+PANELS = [
+    PanelRow("A Sinkhorn 1a", WORDS, decay, _dying, draw.dying, SHRINKS),
+    PanelRow("A Sinkhorn 2a", WORDS, _grow, _growing, _draw_growing, GROWS, check=EARLY, own_time=False),
+]
+
+
+def run(frame: Frame) -> Result:
+    """Both panels."""
+    return reproduce(frame, "sinkhorn", PANELS, lambda found: {"final": found.end})
