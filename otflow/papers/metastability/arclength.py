@@ -209,7 +209,9 @@ def slow_flow(
     if step > 2:
         checks.fail("step", step, "tokens would jump over each other", "choose step <= 2")
     gap = _merge_gap(field.beta) if merge_gap is None else checks.positive(merge_gap, "merge_gap")
-    _check_start(x, m, gap, field)
+    apart(x, max(gap, SAME))
+    if still(x, m, field):
+        checks.fail("theta0", x.tolist(), "all pulls cancel: an equilibrium, where tokens stay", "perturb it")
     stages = list(_stages(ArcClusters(x, m, torch.arange(len(x))), field, gap, step))
     return _run(stages, m, field.beta)
 
@@ -239,32 +241,22 @@ def apart(x: Tensor, least: float) -> None:
     order, gap = gaps(x)
     i = int(gap.argmin())
     if gap[i] <= least:
-        pair = order[i].item(), order[(i + 1) % len(x)].item()
-        checks.fail(
-            f"theta0[{pair[0]}], theta0[{pair[1]}]",
-            f"{gap[i].item():.3g} apart",
-            f"tokens must be more than {least:.3g} apart",
-            "pass them as one token with masses=..." + " or a smaller merge_gap" * (least > SAME),
-        )
+        pair = f"theta0[{order[i]}], theta0[{order[(i + 1) % len(x)]}]"
+        rule = f"tokens must be more than {least:.3g} apart"
+        remedy = "pass them as one token with masses=..." + " or a smaller merge_gap" * (least > SAME)
+        checks.fail(pair, f"{gap[i]:.3g} apart", rule, remedy)
 
 
 def _merge_gap(beta: float) -> float:
     if beta <= math.e:
-        checks.fail(
-            "beta", beta, "(beta log beta)^(-1/2) needs beta > e", "pass merge_gap=..., or use flow directly"
-        )
+        remedy = "pass merge_gap=..., or use flow directly"
+        checks.fail("beta", beta, "(beta log beta)^(-1/2) needs beta > e", remedy)
     return 1 / math.sqrt(beta * math.log(beta))
 
 
 def still(x: Tensor, m: Tensor, field: Arclength) -> bool:
     """Whether all pulls on clusters at x (k,) cancel, as far as can be told."""
     return float(field.reach(Particles(x[:, None], w=m))) < STILL
-
-
-def _check_start(x: Tensor, m: Tensor, gap: float, field: Arclength) -> None:
-    apart(x, max(gap, SAME))
-    if still(x, m, field):
-        checks.fail("theta0", x.tolist(), "all pulls cancel: an equilibrium, where tokens stay", "perturb it")
 
 
 class _Stage(NamedTuple):

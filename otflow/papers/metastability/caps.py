@@ -12,7 +12,7 @@ from torch import Tensor
 from otflow.base import checks
 from otflow.base.spaces import Sphere
 
-WIDEST = 1 / 16
+WIDEST = 1 / 16  # eps is below it in the theorem
 
 
 def separation(w: Any, eps: float) -> Tensor:
@@ -30,9 +30,10 @@ def separation(w: Any, eps: float) -> Tensor:
 
     Geshkovski, Koubbi, Polyanskiy, Rigollet 2024, arXiv 2410.06833, section 2.
     """
-    w, eps = _centres(w), _width(eps)
-    k = w.shape[-2]
-    own = torch.eye(k, dtype=torch.bool)
+    w, eps = _centres(w), checks.number(eps, "eps")
+    if not 0 < eps < WIDEST:
+        checks.fail("eps", eps, "0 < eps < 1/16 is needed", "choose another eps")
+    own = torch.eye(w.shape[-2], dtype=torch.bool)
     nearest = Sphere().pairwise(w, w).masked_fill(own, math.inf).amin((-2, -1))
     return torch.cos((nearest - 4 * math.asin(math.sqrt(eps))).clamp_min(0.0))
 
@@ -116,16 +117,20 @@ def metastable_times(w: Any, eps: float, beta: float, n: int, lam: float) -> Cap
 
     Geshkovski, Koubbi, Polyanskiy, Rigollet 2024, arXiv 2410.06833, section 2.
     """
-    alpha = float(_single(separation(w, eps)))
+    cosine = separation(w, eps)
+    if cosine.ndim:
+        checks.fail("w", "a batch", "one set of centres is needed", "pass w of shape (k, d)")
+    alpha = cosine.item()
     eps, beta, lam = float(eps), checks.positive(beta, "beta"), checks.positive(lam, "lam")
     log_n = math.log(_count(n, "n"))
     gamma = 1 - alpha - 8 * eps - (math.log(2 / eps) + 2 * log_n) / beta
     log_T2 = math.log(eps) - log_n + (1 - alpha) * beta
     if not (math.isfinite(log_T2) and math.isfinite(gamma)):
         checks.fail("beta", beta, "T2 is beyond float64 even as a logarithm", "choose 1e-300 < beta < 1e300")
-    limits = _log_first(alpha, gamma, eps, beta, log_n), _second(alpha, eps, beta, log_n)
+    second = 1 - alpha - 8 * eps - (math.log(2 / (1 - 8 * eps)) + 2 * log_n) / beta
+    limits = _log_first(alpha, gamma, eps, beta, log_n), second
     lam_max = min(math.exp(min(limits[0], 700.0)), limits[1])
-    failures = tuple(_failures(beta, gamma, lam, limits))
+    failures = _failures(beta, gamma, lam, limits)
     return Caps(alpha, gamma, lam, lam_max, _log_T1(eps, beta, log_n, lam), log_T2, failures)
 
 
@@ -198,19 +203,6 @@ def _centres(w: Any, least: int = 2) -> Tensor:
     return Sphere().check(w)
 
 
-def _width(eps: float) -> float:
-    eps = checks.number(eps, "eps")
-    if not 0 < eps < WIDEST:
-        checks.fail("eps", eps, "0 < eps < 1/16 is needed", "choose another eps")
-    return eps
-
-
-def _single(alpha: Tensor) -> Tensor:
-    if alpha.ndim:
-        checks.fail("w", "a batch", "one set of centres is needed", "pass w of shape (k, d)")
-    return alpha
-
-
 def _log_T1(eps: float, beta: float, log_n: float, lam: float) -> float:
     """inf for beta <= 1, where there is no such bound."""
     if beta <= 1:
@@ -228,21 +220,14 @@ def _log_first(alpha: float, gamma: float, eps: float, beta: float, log_n: float
     return (1 - alpha) * beta + factor + math.log(-math.expm1(-gamma * beta))
 
 
-def _second(alpha: float, eps: float, beta: float, log_n: float) -> float:
-    return 1 - alpha - 8 * eps - (math.log(2 / (1 - 8 * eps)) + 2 * log_n) / beta
-
-
-def _failures(beta: float, gamma: float, lam: float, limits: tuple[float, float]) -> list[str]:
+def _failures(beta: float, gamma: float, lam: float, limits: tuple[float, float]) -> tuple[str, ...]:
     """One sentence for every condition that does not hold."""
-    out = []
-    if beta <= 1:
-        out.append(f"beta = {beta:g} is not above 1: raise beta")
-    if gamma <= 0:
-        out.append(f"gamma = {gamma:g} is not positive: raise beta, or choose caps that are farther apart")
-    elif math.log(lam) >= limits[0]:
-        out.append(
-            f"lam = {lam:g} is not below {math.exp(min(limits[0], 709.0)):g}, so that T1 >= T2: lower lam"
-        )
-    if lam >= limits[1]:
-        out.append(f"lam = {lam:g} is not below {limits[1]:g}, the rate that other caps allow: lower lam")
-    return out
+    rate = f"lam = {lam:g} is not below"
+    first = f"{rate} {math.exp(min(limits[0], 709.0)):g}, so that T1 >= T2: lower lam"
+    conditions = {
+        f"beta = {beta:g} is not above 1: raise beta": beta > 1,
+        f"gamma = {gamma:g} is not positive: raise beta, or choose caps that are farther apart": gamma > 0,
+        first: gamma <= 0 or math.log(lam) < limits[0],  # without gamma > 0 there is no such limit
+        f"{rate} {limits[1]:g}, the rate that other caps allow: lower lam": lam < limits[1],
+    }
+    return tuple(sentence for sentence, holds in conditions.items() if not holds)

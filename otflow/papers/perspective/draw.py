@@ -1,37 +1,30 @@
-"""The figures of the experiment `perspective`."""
+"""Draws the figures of the experiment `perspective`."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import otflow as of
 from otflow.papers import perspective
-from otflow.papers.perspective.runs import SHOTS
-
-if TYPE_CHECKING:
-    from otflow.papers.perspective.runs import DiagramCurve, Diagrams
+from otflow.papers.perspective.runs import SHOTS, Array, Diagrams
 
 BLUE, RED = of.plot.COLOURS[:2]
-INK, FAINT = of.plot.INK, of.plot.FAINT
+SMALL = {"fontsize": 7.5, "frameon": False}  # of legends
 
 
 def phases(diagrams: Diagrams) -> Any:
     """Probability over t and beta, with the closed form on top."""
     rows = math.ceil(len(diagrams) / 3)
     fig, axes = of.plot.figure(rows, 3, size=(10.4, 3.1 * rows))
-    for ax, (name, diagram) in zip(axes.flat, diagrams.items(), strict=True):
+    for k, (ax, (name, diagram)) in enumerate(zip(axes.flat, diagrams.items(), strict=True)):
         mesh = _diagram(ax, diagram)
-        ax.set_title(f"{name}, n = {diagram.n}")
-    for ax in axes[:, 0]:
-        ax.set_ylabel("inverse temperature β")
-    for ax in axes[-1]:
-        ax.set_xlabel("time t")
-    axes.flat[1].legend(loc="lower right", fontsize=7.5, frameon=False)
-    bar = fig.colorbar(mesh, ax=axes, shrink=0.8)
-    bar.set_label("probability that two tokens have met")
+        x, y = "time t" * (k >= 3 * rows - 3), "inverse temperature β" * (k % 3 == 0)  # outer axes only
+        of.plot.panel(ax, f"{name}, n = {diagram.n}", x, y)
+    axes.flat[1].legend(loc="lower right", **SMALL)
+    bar = fig.colorbar(mesh, ax=axes, shrink=0.8, label="probability that two tokens have met")
     bar.ax.set_title("P", fontsize=8)
     return fig
 
@@ -41,28 +34,24 @@ def _diagram(ax: Any, diagram: perspective.PhaseDiagram) -> Any:
     options = {"cmap": of.plot.SEQUENCE, "vmin": 0, "vmax": 1, "shading": "nearest", "rasterized": True}
     mesh = ax.pcolormesh(t, beta, diagram.probability.numpy().T, **options)
     fine = np.linspace(beta[0], beta[-1], 200)
-    time = perspective.collapse_time(fine, diagram.n, diagram.delta, normalised=diagram.normalised)
-    seen = time <= t[-1]
-    ax.plot(time[seen].numpy(), fine[seen.numpy()], color=RED, linewidth=1.6, label="closed form, d = ∞")
+    time = perspective.collapse_time(fine, diagram.n, diagram.delta, normalised=diagram.normalised).numpy()
+    seen = time <= t[-1]  # it must not widen the axes
+    ax.plot(time[seen], fine[seen], color=RED, linewidth=1.6, label="closed form, d = ∞")
     ax.set(xlim=(t[0], t[-1]), ylim=(beta[0], beta[-1]))
     return mesh
 
 
-def equal_angles(curves: dict[str, DiagramCurve]) -> Any:
+def equal_angles(curves: dict[str, Array]) -> Any:
     """Closed forms as lines, tokens as points."""
-    fig, axes = of.plot.figure(1, 2, size=(8.6, 3.3))
-    for ax, kind in zip(axes.flat, ("SA", "USA"), strict=True):
-        chosen = {name: c for name, c in curves.items() if name.startswith(f"{kind},")}
-        for colour, (name, c) in zip(of.plot.COLOURS, chosen.items(), strict=False):
-            label = name.replace(f"{kind}, beta", "β")
-            ax.semilogy(c.ts, 1 - c.closed, color=colour, label=f"closed form, {label}")
-            ax.semilogy(
-                c.ts[::4], 1 - c.followed[::4, 0], "o", color=colour, markersize=4, label=f"tokens, {label}"
-            )
-        title = "with softmax: rate 2" if kind == "SA" else "without: rate 2 exp(β)"
-        ax.set(xlabel="time t", title=f"{kind}, {title}")
-        ax.legend(fontsize=7.5, loc="upper right", frameon=False)
-    axes[0, 0].set_ylabel("1 - γ of 8 orthonormal tokens")
+    fig, ((left, right),) = of.plot.figure(1, 2, size=(8.6, 3.3))
+    for k, (name, curve) in enumerate(curves.items()):
+        kind, beta = name.split(", beta")
+        ax, colour, (ts, gamma, least, _) = left if kind == "SA" else right, of.plot.COLOURS[k % 2], curve.T
+        ax.semilogy(ts, 1 - gamma, color=colour, label=f"closed form, β{beta}")
+        ax.semilogy(ts[::4], 1 - least[::4], "o", color=colour, markersize=4, label=f"tokens, β{beta}")
+    for ax, title in ((left, "SA, with softmax: rate 2"), (right, "USA, without: rate 2 exp(β)")):
+        of.plot.panel(ax, title, "time t", legend={"loc": "upper right", **SMALL})
+    left.set_ylabel("1 - γ of 8 orthonormal tokens")
     return fig
 
 
@@ -72,12 +61,10 @@ def circles(rings: dict[float, of.Trajectory]) -> Any:
     turn = np.linspace(0, 2 * np.pi, 200)
     for row, (beta, traj) in zip(axes, rings.items(), strict=True):
         for ax, t, mu in zip(row, SHOTS, traj.measures[1:], strict=True):
-            x = mu.coords[0][0].numpy()
-            ax.plot(np.cos(turn), np.sin(turn), color=FAINT, linewidth=1)
-            ax.plot(x[:, 0], x[:, 1], "o", color=BLUE, markersize=6, alpha=0.5, markeredgewidth=0)
+            ax.plot(np.cos(turn), np.sin(turn), color=of.plot.FAINT, linewidth=1)
+            ax.plot(*mu.coords[0][0].T, "o", color=BLUE, markersize=6, alpha=0.5, markeredgewidth=0)
             count = int(of.observables.cluster_count(mu, tol=0.1)[0])
-            ax.set(title=f"β = {beta:g}, t = {t:g}: {count} clusters", xticks=[], yticks=[], aspect="equal")
-            ax.axis("off")
+            of.plot.panel(ax, f"β = {beta:g}, t = {t:g}: {count} clusters", aspect="equal").axis("off")
     return fig
 
 
@@ -87,19 +74,18 @@ def globes(traj: of.Trajectory) -> Any:
     fig, axes = of.plot.figure(1, len(times), size=(10.4, 2.9), spatial=True)
     for ax, t in zip(axes.flat, times, strict=True):
         mu = traj.measures[int((traj.ts - t).abs().argmin())]
-        of.plot.particles(mu, ax=ax, color=BLUE, size=14)
-        ax.set_title(f"n = 64, β = 1, t = {t:g}")
+        of.plot.particles(mu, ax=ax, color=BLUE, size=14).set_title(f"n = 64, β = 1, t = {t:g}")
     return fig
 
 
-def random_weights(shares: dict[str, np.ndarray]) -> Any:
+def random_weights(shares: dict[str, Array]) -> Any:
     """The share of pairs that have met against time, for each choice of weights."""
-    fig, axes = of.plot.figure(1, 1, size=(6.8, 3.6))
-    ax, t = axes[0, 0], shares["t"]
-    names = [name for name in shares if name != "t"]
-    for k, name in enumerate(names):
-        ax.plot(t, shares[name], color=of.plot.COLOURS[k], linestyle=("-", "--")[k % 2], label=name)
-    ax.set(xlabel="time t", ylabel="share of pairs that have met")
-    ax.set_title("n = 16 tokens in dimension 32 with random weights")
-    ax.legend(fontsize=7.5, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    fig, ((ax,),) = of.plot.figure(1, 1, size=(6.8, 3.6))
+    for k, name in enumerate(name for name in shares if name != "t"):
+        ax.plot(shares["t"], shares[name], color=of.plot.COLOURS[k], linestyle=("-", "--")[k % 2], label=name)
+    legend, words = (
+        {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), **SMALL},
+        "share of pairs that have met",
+    )
+    of.plot.panel(ax, "n = 16 tokens in dimension 32 with random weights", "time t", words, legend=legend)
     return fig

@@ -12,6 +12,7 @@ of the exponential integrals Ei and E1. Everything below is computed as a logari
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,30 +91,21 @@ def _by_functions(w: Array, s: Start) -> Array:
     rho = s.rho0 * np.exp(-w)
 
     def G(u: Array, r: Array) -> Array:
-        return _scaled_ei(s.beta * u) + _scaled_e1(s.beta * s.a / (1 + r))
+        return _scaled(expi, 1.0, s.beta * u) + _scaled(exp1, -1.0, s.beta * s.a / (1 + r))
 
     return G(1 - s.gamma0, s.rho0) - np.exp(-s.beta * s.fallen(w)) * G(s.u(w), rho)
 
 
-def _scaled_ei(x: Array) -> Array:
-    """exp(-x) Ei(x) for x > 0."""
-    small = np.minimum(x, 50.0)
-    return np.where(x <= 50, np.exp(-small) * expi(small), _asymptotic(x, 1.0))
+def _scaled(f: Callable[[Array], Array], sign: float, x: Array) -> Array:
+    """exp(-sign x) f(x) for x > 0: Ei with sign 1, E1 with sign -1.
 
-
-def _scaled_e1(x: Array) -> Array:
-    """exp(x) E1(x) for x > 0."""
-    small = np.minimum(x, 50.0)
-    return np.where(x <= 50, np.exp(small) * exp1(small), _asymptotic(x, -1.0))
-
-
-def _asymptotic(x: Array, sign: float) -> Array:
-    """sum_k k! sign^k / x^(k + 1): from 50 on the terms fall below rounding before they grow."""
-    x = np.maximum(x, 50.0)
-    total = np.ones_like(x)
+    From 50 on by sum_k k! sign^k / x^(k + 1), whose terms fall below rounding before they grow.
+    """
+    small, large = np.minimum(x, 50.0), np.maximum(x, 50.0)
+    total = np.ones_like(large)
     for k in range(30, 0, -1):
-        total = 1 + sign * k / x * total
-    return np.asarray(total / x)
+        total = 1 + sign * k / large * total
+    return np.where(x <= 50, np.exp(-sign * small) * f(small), total / large)
 
 
 # --- time as a function of w, and back -----------------------------------------------------------------
@@ -194,12 +186,12 @@ def equiangular(t: Any, beta: Any, n: Any, *, gamma0: Any = 0.0, normalised: boo
     t, beta, n, gamma0 = numbers(t=t, beta=beta, n=n, gamma0=gamma0)
     _admit(beta, n)
     insist(t >= 0, "t", t, "tokens are followed forward in time", "choose t >= 0")
-    good = (gamma0 < 1) & (gamma0 * (n - 1) > -1)
-    insist(
-        good, "gamma0", gamma0, "n tokens have equal angles for -1 / (n - 1) < gamma0 < 1", "change gamma0"
+    good, rule = (
+        (gamma0 < 1) & (gamma0 * (n - 1) > -1),
+        "n tokens have equal angles for -1 / (n - 1) < gamma0 < 1",
     )
-    later = t > 0
-    s = Start(beta, n, gamma0)
+    insist(good, "gamma0", gamma0, rule, "change gamma0")
+    later, s = t > 0, Start(beta, n, gamma0)
     w = _w_of(np.log(np.where(later, t, 1.0)), s, normalised)
     return tensor(np.where(later, np.where(w < 0.5, gamma0 + s.fallen(w), 1 - s.u(w)), gamma0))
 

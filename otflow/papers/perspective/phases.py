@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +58,7 @@ class PhaseDiagram:
         if not 0 < checks.number(level, "level") <= 1:
             checks.fail("level", level, "a probability in (0, 1] is needed", "choose another level")
         p, t = self.probability, self.t
+        # The first time at the level, and the one before it, unless it is the first of all.
         k = (p >= level).to(torch.int8).argmax(0)
         before = (k - 1).clamp(min=0)
         high, low = p.gather(0, k[None])[0], p.gather(0, before[None])[0]
@@ -113,19 +113,15 @@ def phase_diagram(
         checks.fail("n", n, "one token has nobody to meet", "choose n >= 2")
     step = checks.positive(dt, "dt")
     if not normalised:
-        rule = (
-            f"the step of USA, dt / (sqrt(beta) exp(beta - 1/2)), is too short for t = {float(times[-1]):g}"
-        )
+        rule = f"the step of USA, dt / (sqrt(beta) exp(beta - 1/2)), is too short for t = {times[-1]:g}"
         insist(_step(betas, step) > 1e-12 * times[-1], "beta", betas, rule, "choose a smaller beta")
     start = tokens_in_span(n, d, samples, rng=rng)
     steps = [step] * len(betas) if normalised else _step(betas, step).tolist()
-    met = torch.stack(
-        [
-            _column(start, attention(b, start.d, normalised=normalised), times, delta, h)
-            for b, h in zip(betas.tolist(), steps, strict=True)
-        ],
-        -1,
-    )  # (T, samples, B)
+    columns = [
+        _column(start, attention(b, start.d, normalised=normalised), times, delta, h)
+        for b, h in zip(betas.tolist(), steps, strict=True)
+    ]
+    met = torch.stack(columns, -1)  # (T, samples, B)
     stderr = met.std(1) / math.sqrt(samples) if samples > 1 else torch.zeros_like(met[:, 0])
     return PhaseDiagram(times, betas, met.mean(1), stderr, n, d, samples, float(delta), normalised)
 
@@ -149,9 +145,8 @@ def _axis(value: Any, name: str) -> Tensor:
     """One axis of a diagram."""
     out = checks.tensor(value, name).detach().double().cpu()
     if out.ndim != 1 or not len(out):
-        checks.fail(
-            f"{name}.shape", tuple(out.shape), "a list of numbers is needed", f"pass {name} as a list"
-        )
+        rule = "a list of numbers is needed"
+        checks.fail(f"{name}.shape", tuple(out.shape), rule, f"pass {name} as a list")
     if bool((out < 0).any()):
         checks.fail(f"min({name})", out.min().item(), "it must be >= 0", f"choose {name} >= 0")
     return out
@@ -166,31 +161,20 @@ def _column(start: Particles, field: VelocityField, times: Tensor, delta: float,
     """The share of pairs that have met in each sample, (T, samples)."""
     out = torch.ones(len(times), *start.batch, dtype=torch.float64)
     active, mu, now = torch.arange(len(out[0])), start, 0.0
-    for rows in _chunks(len(times)):
-        part = times[rows]
-        if float(part[-1]) > now:
+    for rows in torch.arange(len(times)).split(CHECKPOINTS):
+        part, end = times[rows].tolist(), float(times[rows[-1]])
+        if end > now:
             observe = {"met": lambda nu: share_met(nu, delta)}
-            traj = flow(
-                mu, field, Euler(), t0=now, t1=float(part[-1]), dt=dt, save_at=part.tolist(), observe=observe
-            )
-            mu, now = _cloud(traj.final), float(part[-1])
-            out[rows, active] = traj.observed["met"]
+            traj = flow(mu, field, Euler(), t0=now, t1=end, dt=dt, save_at=part, observe=observe)
+            mu, now = checks.instance(traj.final, Particles, "mu"), end
+            out[rows[:, None], active] = traj.observed["met"]
         else:
-            out[rows, active] = share_met(mu, delta)  # the time 0 alone
-        apart = share_met(mu, delta) < 1
+            out[rows[:, None], active] = share_met(mu, delta)  # the time 0 alone
+        apart = share_met(mu, delta) < 1  # once all have met, they stay together: such samples are done
         if not bool(apart.any()):
             break
         active, mu = active[apart], mu[apart]
     return out
-
-
-def _chunks(length: int) -> Iterator[slice]:
-    return (slice(i, min(i + CHECKPOINTS, length)) for i in range(0, length, CHECKPOINTS))
-
-
-def _cloud(mu: Measure) -> Particles:
-    cloud: Particles = checks.instance(mu, Particles, "mu")
-    return cloud
 
 
 def share_met(mu: Measure, delta: float) -> Tensor:
@@ -200,7 +184,7 @@ def share_met(mu: Measure, delta: float) -> Tensor:
     >>> share_met(of.Particles([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], space=of.Sphere()), 1e-3).item()
     0.333...
     """
-    x = _cloud(mu).x
+    x: Tensor = checks.instance(mu, Particles, "mu").x
     n = x.shape[-2]
     if n < 2:
         checks.fail("mu.n", n, "one token has nobody to meet", "pass at least two tokens")
