@@ -135,12 +135,9 @@ def _(mu: Gaussian) -> Tensor:
 def _linear_nodes(mu: Measure) -> tuple[Tensor, Tensor]:
     """Nodes of a measure on a space where points can be averaged."""
     if isinstance(mu, Particles) and isinstance(mu.space, Torus):
-        checks.fail(
-            "mu.space",
-            mu.space,
-            "moments on a torus depend on where it is cut open",
-            "embed the tokens by cosines and sines first, or use diameter",
-        )
+        rule = "moments on a torus depend on where it is cut open"
+        remedy = "embed the tokens by cosines and sines first, or use diameter"
+        checks.fail("mu.space", mu.space, rule, remedy)
     return mu.nodes()
 
 
@@ -303,8 +300,9 @@ def distances(
     >>> distances(a, b)  # 2 exp(-t)
     tensor([2.0000, 1.2135, 0.7363], dtype=torch.float64)
     """
-    if not len(a):
-        checks.fail("len(a)", 0, "a trajectory without save times has no distances", "save some states")
+    checks.require(
+        len(a), "len(a)", 0, "a trajectory without save times has no distances", "save some states"
+    )
     pairs = zip(a.measures, _partners(b, a), strict=True)
     return chain(a.ts.tolist(), pairs, geodesic if of is None else of, progress=progress)
 
@@ -325,10 +323,6 @@ def _(b: Trajectory, a: Trajectory) -> Iterable[Measure]:
     scale = float(a.ts.abs().max())
     for i, (s, t) in enumerate(zip_longest(a.ts.tolist(), b.ts.tolist())):
         if s is None or t is None or abs(s - t) > 1e-9 * scale:
-            checks.fail(
-                f"b.ts[{i}]",
-                t,
-                f"a was saved at {s}" if s is not None else "a was not saved as often",
-                "save both at the same times with save_at=",
-            )
+            rule = f"a was saved at {s}" if s is not None else "a was not saved as often"
+            checks.fail(f"b.ts[{i}]", t, rule, "save both at the same times with save_at=")
     return b.measures

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from otflow.base.derivatives import keep
 from otflow.base.errors import DerivativeError
 
 DENSE = 2**18  # at most this many scores are held at once as a differentiable dense matrix
@@ -252,8 +253,7 @@ class _Attend(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         scores = _scores(q, k, b, rows, keys)
         out, lse = _stream(scores, v)
-        ctx.save_for_backward(q, k, v, b, rows, keys, out, lse)
-        ctx.save_for_forward(q, k, v, b, rows, keys, out, lse)
+        keep(ctx, q, k, v, b, rows, keys, out, lse)
         return out, lse
 
     @staticmethod
@@ -322,8 +322,7 @@ class _SigmoidSum(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, rows: Tensor | None, keys: Tensor | None
     ) -> Tensor:
-        ctx.save_for_backward(q, k, v, rows, keys)
-        ctx.save_for_forward(q, k, v, rows, keys)
+        keep(ctx, q, k, v, rows, keys)
         out = v.new_empty(*q.shape[:2], v.shape[-1])  # pieces kept apart until the end would scatter memory
         for r, p in _sigmoids(_scores(q, k, None, rows, keys)):
             out[:, r] = p @ v

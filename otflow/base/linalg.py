@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otflow.base.derivatives import keep
 from otflow.base.errors import DerivativeError
 
 SMALL, MANY = 6, 512  # up to this size and from this many on, matrices are multiplied entry by entry
@@ -79,8 +80,7 @@ class _Root(torch.autograd.Function):
         noise = 4 * s.shape[-1] * eps * (size * (s.abs() @ size)).sum(-2)
         values = torch.where(values > noise, values, torch.zeros_like(values))
         root: Tensor = (vectors * values.sqrt()[..., None, :]) @ vectors.mT
-        ctx.save_for_backward(root)
-        ctx.save_for_forward(root)
+        keep(ctx, root)
         return root
 
     @staticmethod
@@ -108,8 +108,7 @@ class _Lyapunov(torch.autograd.Function):
         noise = 4 * torch.finfo(r.dtype).eps ** 0.5 * r.abs().amax(-1)[..., None, None]
         inverse = ratio(torch.ones_like(total), total, total > noise)
         x: Tensor = vectors @ (inverse * (vectors.mT @ c @ vectors)) @ vectors.mT
-        ctx.save_for_backward(root, x)
-        ctx.save_for_forward(root, x)
+        keep(ctx, root, x)
         return x
 
     @staticmethod
@@ -159,8 +158,7 @@ class _Contraction(torch.autograd.Function):
         u, s, wt = torch.linalg.svd(n)
         q = torch.hypot(torch.ones_like(s), 2 * s)
         g, rest = 2 * s / (1 + q), 2 / (1 + q)  # rest = 1 - g^2, without cancellation
-        ctx.save_for_backward(u, wt, g, rest)
-        ctx.save_for_forward(u, wt, g, rest)
+        keep(ctx, u, wt, g, rest)
         out: Tensor = (u * g[..., None, :]) @ wt
         return out
 
@@ -206,8 +204,7 @@ class _Procrustes(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
         x, inverse, yt = _polar(a, b)
-        ctx.save_for_backward(a, b, x, inverse, yt)
-        ctx.save_for_forward(a, b, x, inverse, yt)
+        keep(ctx, a, b, x, inverse, yt)
         return _aligned_difference(a, b, b - a, x @ yt, inverse, yt)
 
     @staticmethod

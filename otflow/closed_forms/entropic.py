@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow.base import checks
+from otflow.base import checks, matrices
 from otflow.base.linalg import sqrtm
-from otflow.closed_forms import inputs
 from otflow.closed_forms.matrices import eye, scaled, trace
 
 
@@ -51,16 +50,12 @@ def entropic_value(S1: Any, S2: Any, eps: float, *, shift: Any = None) -> Tensor
 def _squared(shift: Any, S: Tensor) -> Tensor:
     if shift is None:
         return S.new_zeros(())
-    m = inputs.number(shift, "shift")
-    if m.ndim < 1 or m.shape[-1] != S.shape[-1]:
-        checks.fail("shift.shape", tuple(m.shape), f"(*batch, {S.shape[-1]}) is needed", "pass a vector")
-    inputs.broadcast(m.shape[:-1], S.shape[:-2], m, "shift", S, "S1")
-    return m.square().sum(-1)
+    return matrices.vector(shift, "shift", S, "S1").square().sum(-1)
 
 
 def _roots(S1: Any, S2: Any) -> tuple[Tensor, Tensor]:
-    one, two = inputs.covariance(S1, "S1"), inputs.covariance(S2, "S2")
-    inputs.fits(two, "S2", one, "S1")
+    one, two = matrices.covariance(S1, "S1"), matrices.covariance(S2, "S2")
+    matrices.fits(two, "S2", one, "S1")
     return sqrtm(one), sqrtm(two)
 
 
@@ -74,7 +69,7 @@ def debiased_rate(S: Any, eps: float) -> Tensor:
     >>> debiased_rate([[0.0]], 2.0).item(), debiased_rate([[1.0]], 2.0).item()
     (0.0, 0.0)
     """
-    S = inputs.covariance(S, "S")
+    S = matrices.covariance(S, "S")
     square = checks.positive(eps, "eps") ** 2 * eye(S)
     return sqrtm(16 * S + square) - sqrtm(16 * S @ S + square)
 
@@ -89,7 +84,7 @@ def debiased_rate_erratum(S: Any, eps: float) -> Tensor:
     >>> debiased_rate_erratum([[0.0]], 2.0).item(), round(debiased_rate_erratum([[1.0]], 2.0).item(), 6)
     (0.0, -0.763932)
     """
-    S = inputs.covariance(S, "S")
+    S = matrices.covariance(S, "S")
     e = checks.positive(eps, "eps") ** 2 / 16 * eye(S)
     out: Tensor = 4 * sqrtm(S + e) - 2 * sqrtm(S @ S + e) - 2 * S - eps / 2 * eye(S)
     return out
@@ -101,7 +96,7 @@ def score(S: Any) -> Tensor:
     >>> score([[4.0]]).item()
     -0.25
     """
-    S = inputs.positive_definite(S, "S")
+    S = matrices.positive_definite(S, "S")
     out: Tensor = -torch.linalg.inv(S)
     return out
 
@@ -116,7 +111,7 @@ def l2_displacement(S: Any, eps: float) -> Tensor:
     >>> l2_displacement([[1.5]], 0.5).item()
     -0.5
     """
-    S = inputs.covariance(S, "S")
+    S = matrices.covariance(S, "S")
     out: Tensor = -torch.linalg.inv(S + checks.positive(eps, "eps") * eye(S))
     return out
 
@@ -130,7 +125,7 @@ def sinkhorn_displacement(S: Any, eps: float) -> Tensor:
     >>> round(sinkhorn_displacement([[2.0]], 3.0).item(), 12)
     -0.166666666667
     """
-    S = inputs.covariance(S, "S")
+    S = matrices.covariance(S, "S")
     shift = checks.positive(eps, "eps") * eye(S)
     out: Tensor = -2 * torch.linalg.inv(2 * S + shift + sqrtm(4 * S @ S + shift @ shift))
     return out
@@ -145,5 +140,5 @@ def heat_path(S0: Any, t: Any) -> Tensor:
     >>> heat_path([[1.0]], 2.0).item()
     5.0
     """
-    S = inputs.covariance(S0, "S0")
-    return inputs.covariance(S + 2 * inputs.time(t, S, "S0") * eye(S), "S0 + 2 t I")
+    S = matrices.covariance(S0, "S0")
+    return matrices.covariance(S + 2 * matrices.time(t, S, "S0") * eye(S), "S0 + 2 t I")

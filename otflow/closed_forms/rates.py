@@ -12,9 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from otflow.base import checks
+from otflow.base import checks, matrices
 from otflow.base.linalg import sqrtm
-from otflow.closed_forms import inputs
 from otflow.closed_forms.matrices import eye, scaled, solve, solve_right
 
 
@@ -26,8 +25,8 @@ def softmax_rate(S: Any, A: Any, V: Any) -> Tensor:
     >>> softmax_rate([[2.0]], [[0.5]], [[1.0]]).item()
     4.0
     """
-    S = inputs.covariance(S, "S")
-    A, V = (inputs.fits(inputs.square(a, n), n, S, "S") for a, n in ((A, "A"), (V, "V")))
+    S = matrices.covariance(S, "S")
+    A, V = (matrices.fits(matrices.square(a, n), n, S, "S") for a, n in ((A, "A"), (V, "V")))
     return _both(V @ S @ A @ S)
 
 
@@ -41,8 +40,8 @@ def multihead_rate(S: Any, A: Any, C: Any) -> Tensor:
     >>> multihead_rate([[2.0]], [[[0.5]], [[1.0]]], [[[1.0]], [[1.0]]]).item()
     12.0
     """
-    S = inputs.covariance(S, "S")
-    A, C = inputs.heads(A, "A", S, "S"), inputs.heads(C, "C", S, "S")
+    S = matrices.covariance(S, "S")
+    A, C = matrices.heads(A, "A", S, "S"), matrices.heads(C, "C", S, "S")
     if A.shape[-3] != C.shape[-3]:
         rule = f"A has {A.shape[-3]} heads"
         checks.fail("C.shape", tuple(C.shape), rule, "pass one C for each A")
@@ -58,11 +57,12 @@ def l2_rate(S: Any, Q: Any, K: Any, V: Any) -> Tensor:
     >>> l2_rate([[1.0]], [[1.0]], [[1.0]], [[1.5]]).item()
     2.0
     """
-    S = inputs.covariance(S, "S")
-    Q, K = (inputs.fits(inputs.matrix(a, n), n, S, "S") for a, n in ((Q, "Q"), (K, "K")))
-    V = inputs.fits(inputs.square(V, "V"), "V", S, "S")
-    if Q.shape[-2] != K.shape[-2]:
-        checks.fail("K.shape", tuple(K.shape), f"Q has shape {tuple(Q.shape)}", "give both k rows")
+    S = matrices.covariance(S, "S")
+    Q, K = (matrices.fits(matrices.matrix(a, n), n, S, "S") for a, n in ((Q, "Q"), (K, "K")))
+    V = matrices.fits(matrices.square(V, "V"), "V", S, "S")
+    checks.require(
+        Q.shape[-2] == K.shape[-2], "K.shape", K.shape, f"Q has shape {tuple(Q.shape)}", "give both k rows"
+    )
     return _both(2 * V @ tilted(S, K) @ K.mT @ Q @ S)
 
 
@@ -79,8 +79,8 @@ def sinkhorn_rate(S: Any, A: Any, V: Any, *, eps: float = 1.0) -> Tensor:
     >>> round(sinkhorn_rate([[1.0]], [[1.0]], [[1.0]]).item(), 12)
     1.2360679775
     """
-    S = inputs.covariance(S, "S")
-    V = inputs.fits(inputs.square(V, "V"), "V", S, "S")
+    S = matrices.covariance(S, "S")
+    V = matrices.fits(matrices.square(V, "V"), "V", S, "S")
     return _both(V @ sinkhorn_cross(S, A, eps=eps)) / eps
 
 
@@ -94,8 +94,8 @@ def sinkhorn_cross(S: Any, A: Any, *, eps: float = 1.0) -> Tensor:
     >>> round(sinkhorn_cross([[1.0]], [[1.0]]).item(), 12)
     0.61803398875
     """
-    S = inputs.covariance(S, "S")
-    A = inputs.fits(inputs.square(A, "A"), "A", S, "S")
+    S = matrices.covariance(S, "S")
+    A = matrices.fits(matrices.square(A, "A"), "A", S, "S")
     b, R = 1 / checks.positive(eps, "eps"), sqrtm(S)
     out: Tensor = R @ scaled(2 * b * R @ A @ R) @ R
     return out
@@ -145,9 +145,9 @@ def sinkhorn_poster_rate(S: Any, A: Any, V: Any) -> Tensor:
 
 
 def _regular(S: Any, A: Any, V: Any) -> tuple[Tensor, Tensor, Tensor]:
-    S = inputs.positive_definite(S, "S")
-    A = inputs.fits(inputs.invertible(A, "A"), "A", S, "S")
-    return S, A, inputs.fits(inputs.square(V, "V"), "V", S, "S")
+    S = matrices.positive_definite(S, "S")
+    A = matrices.fits(matrices.invertible(A, "A"), "A", S, "S")
+    return S, A, matrices.fits(matrices.square(V, "V"), "V", S, "S")
 
 
 def _bracket(S: Tensor, A: Tensor, b: float) -> Tensor:

@@ -109,13 +109,9 @@ def limit(
     """
     mu0, field = checks.instance(mu0, Gaussian, "mu0"), checks.instance(field, VelocityField, "field")
     checks.raises(on_failure)
-    if field.switches:
-        checks.fail(
-            "field.switches",
-            field.switches,
-            "a limit is that of weights which do not jump any more",
-            "flow to the last jump first, and ask for the limit of the last layer",
-        )
+    rule = "a limit is that of weights which do not jump any more"
+    remedy = "flow to the last jump first, and ask for the limit of the last layer"
+    checks.require(not field.switches, "field.switches", field.switches, rule, remedy)
     mu0 = _narrow(mu0)
     options = _Options(
         tol=checks.positive(tol, "tol"),

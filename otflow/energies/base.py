@@ -11,6 +11,7 @@ from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.algebra import Linear
+from otflow.base.derivatives import learns
 from otflow.base.errors import DerivativeError, InputError
 from otflow.base.tangent import Tangent
 from otflow.measures import Measure
@@ -46,7 +47,7 @@ class Energy(Linear["Energy"], ABC):
 
     def wants_graph(self, mu: Measure) -> bool:
         """Whether the differential will itself be differentiated: in mu, or in parameters of the energy."""
-        return torch.is_grad_enabled() and any(a.requires_grad for a in (*mu.coords, *mu.nodes()))
+        return learns(*mu.coords, *mu.nodes())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -89,12 +90,9 @@ class Sum(Energy):
 def one_each(value: Tensor, mu: Measure) -> None:
     """Refuse energies with more members than the measure: their sum would be differentiated."""
     if value.shape != mu.batch:
-        checks.fail(
-            "energy(mu).shape",
-            tuple(value.shape),
-            f"one number per member of the batch is needed, {tuple(mu.batch)}",
-            "give the measure the batch of the matrices, or drop it there",
-        )
+        rule = f"one number per member of the batch is needed, {tuple(mu.batch)}"
+        remedy = "give the measure the batch of the matrices, or drop it there"
+        checks.fail("energy(mu).shape", tuple(value.shape), rule, remedy)
 
 
 def called(f: Callable[..., Any], name: str, *args: Tensor) -> Tensor:
@@ -125,12 +123,9 @@ def trust_nodes(
     with torch.no_grad():
         gap = (integral(twin) - integral(mu)).abs() / size(mu).clamp(min=torch.finfo(mu.dtype).tiny)
     if not bool((gap <= max(1e-6, 1e3 * torch.finfo(mu.dtype).eps)).all()):
-        checks.fail(
-            "relative quadrature error",
-            gap.max().item(),
-            f"the nodes of {mu!r} integrate polynomials up to degree five only",
-            "sample the Gaussian and use Particles",
-        )
+        rule = f"the nodes of {mu!r} integrate polynomials up to degree five only"
+        remedy = "sample the Gaussian and use Particles"
+        checks.fail("relative quadrature error", gap.max().item(), rule, remedy)
 
 
 def gradient(value: Tensor, inputs: Sequence[Tensor], *, create_graph: bool = False) -> Tangent:

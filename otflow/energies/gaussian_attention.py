@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.derivatives import keep, learns
 from otflow.base.linalg import contraction
+from otflow.base.matrices import fitting, of_energy, one_square
 from otflow.energies.base import Energy
-from otflow.energies.matrices import fitting, learns, square, symmetric
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.transport.bures.entropic import excess
 from otflow.transport.entropic.costs import BilinearCost
@@ -50,7 +51,7 @@ class SquaredScores(Energy):
     """
 
     def __init__(self, A: Any) -> None:
-        self.A = square(A, "A")
+        self.A = one_square(A, "A")
 
     def __call__(self, mu: Measure) -> Tensor:
         M = _second_moment(mu)
@@ -99,7 +100,7 @@ class SelfTransport(Energy):
         max_iter: int = 10_000,
         engine: Engine | None = None,
     ) -> None:
-        self.A = symmetric(square(A, "A"), "A")
+        self.A = of_energy(one_square(A, "A"), "A")
         self.eps = checks.positive(eps, "eps")
         self.tol = checks.positive(tol, "tol")
         self.max_iter = checks.count(max_iter, "max_iter")
@@ -138,17 +139,14 @@ class L2Energy(Energy):
 
     def __init__(self, K: Any, c: float = 1.0) -> None:
         self.K, self.c = checks.tensor(K, "K"), checks.number(c, "c")
-        if self.K.ndim != 2 or 0 in self.K.shape:
-            checks.fail("K.shape", tuple(self.K.shape), "a matrix is needed", "pass a (k, d) matrix")
+        good = self.K.ndim == 2 and 0 not in self.K.shape
+        checks.require(good, "K.shape", self.K.shape, "a matrix is needed", "pass a (k, d) matrix")
 
     def __call__(self, mu: Measure) -> Tensor:
         if not isinstance(mu, Gaussian):
-            checks.fail(
-                "mu",
-                repr(mu),
-                "L2 attention is a gradient flow of this energy on Gaussians only",
-                "pass a Gaussian; for particles use the field L2Attention itself",
-            )
+            rule = "L2 attention is a gradient flow of this energy on Gaussians only"
+            remedy = "pass a Gaussian; for particles use the field L2Attention itself"
+            checks.fail("mu", repr(mu), rule, remedy)
         KR = fitting(self.K, "K", mu.d, mu.root) @ mu.root
         return self.c**2 / 4 * _spectral(KR.mT @ KR, _l2_value, _l2_slope)
 
@@ -177,8 +175,8 @@ def _(mu: Gaussian) -> Tensor:
 
 @_second_moment.register(Particles)
 def _(mu: Particles) -> Tensor:
-    if not mu.space.linear:
-        checks.fail("space", mu.space, "matrices do not act on tokens that wrap around", "use Euclidean()")
+    rule = "matrices do not act on tokens that wrap around"
+    checks.require(mu.space.linear, "space", mu.space, rule, "use Euclidean()")
     return (mu.w[..., None] * mu.x).mT @ mu.x
 
 
@@ -213,8 +211,7 @@ class _Spectral(torch.autograd.Function):
     def forward(
         ctx: Any, n: Tensor, value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        ctx.save_for_backward(n)
-        ctx.save_for_forward(n)
+        keep(ctx, n)
         ctx.slope = slope
         return value(n)
 

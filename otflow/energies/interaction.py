@@ -48,10 +48,9 @@ class Interaction(Energy):
 
     def _admit(self, mu: Measure) -> None:
         """Refuse measures on which the double sum over the nodes is not the double integral."""
-        if not self.diagonal and isinstance(mu, Gaussian):
-            checks.fail(
-                "diagonal", False, "a Gaussian has no atoms to leave out", "sample it and use Particles"
-            )
+        good = self.diagonal or not isinstance(mu, Gaussian)
+        rule = "a Gaussian has no atoms to leave out"
+        checks.require(good, "diagonal", False, rule, "sample it and use Particles")
         trust_nodes(mu, self._double_integral, lambda mu: self._double_integral(mu, absolute=True))
 
     def _double_integral(self, mu: Measure, *, absolute: bool = False) -> Tensor:
@@ -87,12 +86,8 @@ class Interaction(Energy):
         values = called(self.W, "W(x, y)", x[..., rows, None, :], far)
         expected = (*w.shape[:-1], rows.stop - rows.start, w.shape[-1])
         if tuple(values.shape) != expected:
-            checks.fail(
-                "W(x, y).shape",
-                tuple(values.shape),
-                f"W broadcasts to one number per pair, {expected}",
-                "sum over the last axis in W",
-            )
+            rule = f"W broadcasts to one number per pair, {expected}"
+            checks.fail("W(x, y).shape", tuple(values.shape), rule, "sum over the last axis in W")
         if not self.diagonal:
             values = torch.where(own, torch.zeros_like(values), values)
         terms = w[..., rows, None] * values * w[..., None, :]

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks, kernels
+from otflow.base.derivatives import learns
 from otflow.base.errors import NotFiniteError
+from otflow.base.matrices import fitting, of_energy, one_square
 from otflow.base.tangent import Tangent
 from otflow.energies.base import Energy
-from otflow.energies.matrices import fitting, learns, square, symmetric
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.transport.comparable import merge, streamed
 
@@ -61,7 +62,7 @@ class ExponentialInteraction(Energy):
     """
 
     def __init__(self, A: Any) -> None:
-        self.A = symmetric(square(A, "A"), "A")
+        self.A = of_energy(one_square(A, "A"), "A")
 
     def __call__(self, mu: Measure) -> Tensor:
         return self.log_value(mu).exp()
@@ -111,7 +112,7 @@ class SigmoidInteraction(Energy):
     """
 
     def __init__(self, A: Any) -> None:
-        self.A = symmetric(square(A, "A"), "A")
+        self.A = of_energy(one_square(A, "A"), "A")
 
     def __call__(self, mu: Measure) -> Tensor:
         return _mean_softplus(mu, self) / 2
@@ -131,8 +132,8 @@ class SigmoidInteraction(Energy):
 
 def _tokens(mu: Particles, A: Tensor) -> tuple[Tensor, Tensor]:
     """The points x and Ax, (*batch, n, d)."""
-    if not mu.space.linear:
-        checks.fail("space", mu.space, "matrices do not act on tokens that wrap around", "use Euclidean()")
+    rule = "matrices do not act on tokens that wrap around"
+    checks.require(mu.space.linear, "space", mu.space, rule, "use Euclidean()")
     return mu.x, mu.x @ fitting(A, "A", mu.d, mu.x)
 
 
@@ -266,12 +267,9 @@ def _spread(f: _Form) -> Tensor:
 def _frequencies(s: Tensor, spread: Tensor) -> Tensor:
     largest = float((s.detach().abs() + spread).max()) + 40
     if not REACH * largest <= 2 * math.pi * FREQUENCIES:
-        checks.fail(
-            "score of a pair of tokens",
-            f"{largest:.3g}",
-            "the law is too wide for the integral over frequencies",
-            "scale the tokens or A down, or use Particles",
-        )
+        rule = "the law is too wide for the integral over frequencies"
+        remedy = "scale the tokens or A down, or use Particles"
+        checks.fail("score of a pair of tokens", f"{largest:.3g}", rule, remedy)
     count = math.ceil(REACH * largest / (2 * math.pi))
     return (torch.arange(count, dtype=s.dtype, device=s.device) + 0.5) * (2 * math.pi / largest)
 

@@ -42,10 +42,6 @@ class Potential(Energy):
         x, w = mu.nodes()
         u = called(self.U, "U(x)", x)
         if u.shape != w.shape:
-            checks.fail(
-                "U(x).shape",
-                tuple(u.shape),
-                f"U maps points {tuple(x.shape)} to one number each, {tuple(w.shape)}",
-                "sum over the last axis in U",
-            )
+            rule = f"U maps points {tuple(x.shape)} to one number each, {tuple(w.shape)}"
+            checks.fail("U(x).shape", tuple(u.shape), rule, "sum over the last axis in U")
         return ((w * u).abs() if absolute else w * u).sum(-1)

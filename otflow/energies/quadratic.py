@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.matrices import fitting, of_energy, squares
 from otflow.base.tangent import Tangent
 from otflow.energies.base import Energy
 from otflow.energies.interaction import Interaction
-from otflow.energies.matrices import fitting, squares, symmetric
 from otflow.energies.potential import Potential
 from otflow.measures import Gaussian, Measure
 
@@ -30,11 +30,11 @@ class QuadraticPotential(Potential):
     """
 
     def __init__(self, A: Any, b: Any = None) -> None:
-        self.A = symmetric(squares(A, "A"), "A")
+        self.A = of_energy(squares(A, "A"), "A")
         zero = self.A.new_zeros(self.A.shape[-1])
         self.b = zero if b is None else checks.alike(checks.tensor(b, "b"), "b", self.A, "A")
-        if not self.b.ndim or self.b.shape[-1] != self.A.shape[-1]:
-            checks.fail("b.shape", tuple(self.b.shape), f"A has shape {tuple(self.A.shape)}", "resize b")
+        good = self.b.ndim and self.b.shape[-1] == self.A.shape[-1]
+        checks.require(good, "b.shape", self.b.shape, f"A has shape {tuple(self.A.shape)}", "resize b")
         super().__init__(self._at)
 
     def _at(self, x: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class QuadraticInteraction(Interaction):
     """
 
     def __init__(self, K: Any) -> None:
-        self.K = symmetric(squares(K, "K"), "K")
+        self.K = of_energy(squares(K, "K"), "K")
         super().__init__(lambda x, y: half_square(x - y, self.K[..., None, :, :]))
 
     def __call__(self, mu: Measure) -> Tensor:

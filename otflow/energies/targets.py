@@ -254,11 +254,6 @@ def _(mu: Gaussian, name: str) -> tuple[Space, int]:
 
 def _check_batch(own: torch.Size, batch: torch.Size) -> None:
     """The batch of a target is that of the measure, or broadcasts to it."""
-    paired = zip(reversed(own), reversed(batch), strict=False)
-    if len(own) > len(batch) or any(a not in (1, b) for a, b in paired):
-        checks.fail(
-            "target.batch",
-            tuple(own),
-            f"it does not broadcast to that of the measure, {tuple(batch)}",
-            "give the target the batch axes of the measure, or none",
-        )
+    if not checks.extends(batch, own):
+        rule = f"it does not broadcast to that of the measure, {tuple(batch)}"
+        checks.fail("target.batch", own, rule, "give the target the batch axes of the measure, or none")

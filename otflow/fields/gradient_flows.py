@@ -62,12 +62,8 @@ class CentredDescent(SteepestDescent):
 
     def admit(self, mu: Measure) -> None:
         if isinstance(mu, Gaussian) and bool((mu.mean.abs().amax(-1) > _hair(mu)).any()):
-            checks.fail(
-                "mean",
-                mu.mean.tolist(),
-                "attention descends this energy on centred Gaussians only",
-                "subtract the mean, or use the field itself",
-            )
+            rule = "attention descends this energy on centred Gaussians only"
+            checks.fail("mean", mu.mean.tolist(), rule, "subtract the mean, or use the field itself")
 
 
 def _hair(mu: Gaussian) -> Tensor:

@@ -162,8 +162,7 @@ class Quantiles(Measure):
         1.0
         """
         s = graded_levels(n, grading=grading)
-        if n < 2:
-            checks.fail("n", n, "tails need a level between 0 and 1", "choose n >= 2")
+        checks.require(n >= 2, "n", n, "tails need a level between 0 and 1", "choose n >= 2")
         inside, ends, means = (_values(ppf, z) for z in (s[1:-1], s[[0, -1]], _in_tails(s)))
         means = means.unflatten(-1, (2, -1)) @ torch.from_numpy(_laguerre()[1])
         first = _end(ends[..., :1], 2 * means[..., :1] - inside[..., :1])
@@ -285,8 +284,9 @@ def graded_levels(n: int, *, grading: float = 6.0) -> Tensor:
     tensor([0.0000, 0.2500, 0.5000, 0.7500, 1.0000], dtype=torch.float64)
     """
     n, p = checks.count(n, "n"), checks.positive(grading, "grading")
-    if p < 1:
-        checks.fail("grading", grading, "intervals shrink towards the ends for grading > 1", "choose it >= 1")
+    checks.require(
+        p >= 1, "grading", grading, "intervals shrink towards the ends for grading > 1", "choose it >= 1"
+    )
     r = np.arange(n + 1) / n
     low = (1 - FLAT) * betainc(p, p, np.minimum(r, 1 - r)) + FLAT * np.minimum(r, 1 - r)
     return torch.from_numpy(np.where(r <= 0.5, low, 1 - low))
@@ -303,10 +303,9 @@ def richardson(coarse: Quantiles, fine: Quantiles, *, refine: int = 8) -> Quanti
     >>> round(richardson(f(4), f(8)).x[0].item(), 12)
     0.0
     """
-    if fine.n != 2 * coarse.n or not torch.allclose(fine.levels[::2], coarse.levels, rtol=0, atol=1e-12):
-        checks.fail(
-            "coarse", repr(coarse), f"it must have every second level of {fine!r}", "halve the intervals"
-        )
+    good = fine.n == 2 * coarse.n and torch.allclose(fine.levels[::2], coarse.levels, rtol=0, atol=1e-12)
+    rule = f"it must have every second level of {fine!r}"
+    checks.require(good, "coarse", coarse, rule, "halve the intervals")
     c = (fine.x[..., ::2] - coarse.x) / 3
     between = (c[..., 1:] + c[..., :-1]) / 2
     both = torch.stack([c[..., :-1], between], -1).flatten(-2)
@@ -339,10 +338,8 @@ def _values(ppf: Callable[[np.ndarray], Any], s: Tensor) -> Tensor:
     """ppf(s), infinite at most at the levels 0 and 1."""
     value = checks.function(ppf, "ppf")(s.numpy())
     x = value if isinstance(value, Tensor) else torch.from_numpy(np.asarray(value, dtype=np.float64))
-    if x.shape[-1:] != s.shape:
-        checks.fail(
-            "ppf(s).shape", tuple(x.shape), f"one number per level is needed, (*batch, {len(s)})", "check ppf"
-        )
+    rule = f"one number per level is needed, (*batch, {len(s)})"
+    checks.require(x.shape[-1:] == s.shape, "ppf(s).shape", x.shape, rule, "check ppf")
     checks.finite(x[..., (s > 0) & (s < 1)], "ppf(s)")
     return x
 
@@ -366,8 +363,8 @@ def _end(value: Tensor, tail: Tensor) -> Tensor:
 
 
 def _check_levels(levels: Tensor) -> None:
-    if levels.ndim != 1 or len(levels) < 2:
-        checks.fail("levels.shape", tuple(levels.shape), "at least two levels, in one axis", "pass (n + 1,)")
+    rule = "at least two levels, in one axis"
+    checks.require(levels.ndim == 1 and len(levels) >= 2, "levels.shape", levels.shape, rule, "pass (n + 1,)")
     if levels[0] != 0 or levels[-1] != 1:
         ends = (levels[0].item(), levels[-1].item())
         checks.fail("levels[0], levels[-1]", ends, "levels run from 0 to 1", "use graded_levels(n)")
@@ -375,8 +372,8 @@ def _check_levels(levels: Tensor) -> None:
 
 
 def _check_x(x: Tensor, levels: Tensor) -> None:
-    if x.shape[-1:] != levels.shape or 0 in x.shape:
-        checks.fail("x.shape", tuple(x.shape), f"(*batch, {len(levels)}) is needed", "pass one x per level")
+    good = x.shape[-1:] == levels.shape and 0 not in x.shape
+    checks.require(good, "x.shape", x.shape, f"(*batch, {len(levels)}) is needed", "pass one x per level")
     _increasing(x, "x")
 
 
@@ -385,9 +382,6 @@ def _increasing(a: Tensor, name: str) -> None:
     if (gap <= 0).any():
         index = tuple(int(i) for i in (gap <= 0).nonzero()[0])
         where = ", ".join(map(str, index))
-        checks.fail(
-            f"{name}[{where} + 1] - {name}[{where}]",
-            gap[index].item(),
-            f"{name} must increase",
-            "sort it; a measure with atoms has no density and needs Particles",
-        )
+        rule = f"{name} must increase"
+        remedy = "sort it; a measure with atoms has no density and needs Particles"
+        checks.fail(f"{name}[{where} + 1] - {name}[{where}]", gap[index].item(), rule, remedy)

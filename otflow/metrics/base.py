@@ -134,8 +134,7 @@ def path_action(measures: Sequence[Measure], metric: Metric, *, ts: Any = None) 
 
 def _steps(measures: Sequence[Measure], ts: Any) -> list[float]:
     n = len(measures)
-    if n < 2:
-        checks.fail("len(measures)", n, "a path has two ends", "pass two measures or more")
+    checks.require(n >= 2, "len(measures)", n, "a path has two ends", "pass two measures or more")
     times = torch.linspace(0, 1, n, dtype=torch.float64) if ts is None else checks.tensor(ts, "ts").double()
     if times.shape != (n,) or bool((times.diff() <= 0).any()):
         checks.fail("ts", f"{ts!r:.60}", f"{n} increasing times are needed", "pass one for each measure")
@@ -161,10 +160,7 @@ def _(mu: Particles, nu: Measure) -> Tangent:
 def _(mu: Gaussian, nu: Measure) -> Tangent:
     mean, root = checks.instance(nu, Gaussian, "nu").coords
     if root.shape[-1] > mu.root.shape[-1]:
-        checks.fail(
-            "nu.root.shape",
-            tuple(root.shape),
-            f"a move keeps the {mu.root.shape[-1]} columns of the root of mu",
-            "give both roots as many columns, with Gaussian.from_cov",
-        )
+        rule = f"a move keeps the {mu.root.shape[-1]} columns of the root of mu"
+        remedy = "give both roots as many columns, with Gaussian.from_cov"
+        checks.fail("nu.root.shape", tuple(root.shape), rule, remedy)
     return Tangent([mean - mu.mean, procrustes(mu.root, widen(root, mu.root.shape[-1]))])

@@ -127,8 +127,8 @@ def _tried(tries: Mapping[str, Particles] | None, mu0: Particles) -> dict[str, P
     out = {}
     for name, nu in checks.instance({} if tries is None else tries, Mapping, "tries").items():
         out[name] = _moved(plain(checks.instance(nu, Particles, f"tries[{name!r}]")), mu0, name)
-        if not bool((apart(mu0, out[name], 2.0) > 0).all()):
-            checks.fail(f"tries[{name!r}]", repr(nu), "it is at distance 0 from mu0", "perturb it")
+        rule = "it is at distance 0 from mu0"
+        checks.require((apart(mu0, out[name], 2.0) > 0).all(), f"tries[{name!r}]", nu, rule, "perturb it")
     return out
 
 
@@ -140,13 +140,8 @@ def _moved(nu: Particles, mu0: Particles, name: str) -> Particles:
         own = own and all(torch.allclose(a.expand(b.shape), b, rtol=1e-9, atol=0) for a, b in pairs)
     except RuntimeError:
         own = False
-    if not own:
-        checks.fail(
-            f"tries[{name!r}]",
-            repr(nu),
-            f"a perturbation has the tokens of {mu0!r}, with their weights and labels, moved",
-            "compare other measures by coupled",
-        )
+    rule = f"a perturbation has the tokens of {mu0!r}, with their weights and labels, moved"
+    checks.require(own, f"tries[{name!r}]", nu, rule, "compare other measures by coupled")
     return mu0.at([x])
 
 

@@ -110,10 +110,8 @@ def coupled(
     """
     d, order = (_distance(mu0, nu0, exponent(p)), float(p)) if of is None else (of, None)
     (start,) = chain([t0], [(mu0, nu0)], d)
-    if not bool((start > 0).all()):
-        checks.fail(
-            "nu0", repr(nu0), "it is at distance 0 from mu0", "perturb it, see stability.perturbations"
-        )
+    rule = "it is at distance 0 from mu0"
+    checks.require((start > 0).all(), "nu0", nu0, rule, "perturb it, see stability.perturbations")
     if noise is not None:
         noise = _shared(checks.instance(noise, Noise, "noise"), mu0, nu0)
     run = partial(
@@ -155,8 +153,7 @@ def _distance(mu: Measure, nu: Measure, p: float) -> Distance:
 
 @singledispatch
 def _of_order(mu: Measure, nu: Measure, p: float) -> Distance:
-    if p != 2:
-        checks.fail("p", p, f"only particles have distances of any order, this is {mu!r}", "pass p=2")
+    checks.require(p == 2, "p", p, f"only particles have distances of any order, this is {mu!r}", "pass p=2")
     return geodesic
 
 
@@ -173,8 +170,7 @@ def _(mu: Particles, nu: Measure, p: float) -> Distance:
 def _comparable(mu: Particles, nu: Measure) -> None:
     if not isinstance(nu, Particles):
         checks.fail("nu0", repr(nu), "it is not of the kind of mu0", "pass Particles")
-    if nu.d != mu.d:
-        checks.fail("nu0.d", nu.d, f"mu0 is in dimension {mu.d}", "compare clouds in one space")
+    checks.require(nu.d == mu.d, "nu0.d", nu.d, f"mu0 is in dimension {mu.d}", "compare clouds in one space")
     try:
         extends = torch.broadcast_shapes(mu.batch, nu.batch) == nu.batch
     except RuntimeError:

@@ -77,11 +77,11 @@ def scaled(mu0: Particles, u: Tangent, size: Any, p: float = 2.0) -> Particles:
     """
     mu0, p = plain(mu0), exponent(p)
     u = mu0.tangent(as_tangent(u, "u", mu0.shapes()))
-    if not bool((length(mu0, u, p) > 0).all()):
-        checks.fail("u", "a tangent of length 0", "it moves no mass", "choose another direction")
+    good = (length(mu0, u, p) > 0).all()
+    checks.require(good, "u", "a tangent of length 0", "it moves no mass", "choose another direction")
     nu, reached = reach(mu0, u, sizes(size, mu0), p)
-    if not bool(reached.all()):
-        checks.fail("size", f"{size!r:.60}", "moving along u does not get that far", "choose a smaller size")
+    rule = "moving along u does not get that far"
+    checks.require(reached.all(), "size", f"{size!r:.60}", rule, "choose a smaller size")
     return nu
 
 
@@ -94,21 +94,15 @@ def plain(mu0: Particles) -> Particles:
 def sizes(size: Any, mu0: Particles) -> Tensor:
     """One positive distance per member, (*batch,)."""
     far = per_member(size, "size", mu0)
-    if not bool((far > 64 * rounding(mu0)).all()):
-        checks.fail(
-            "size", f"{size!r:.60}", "a distance > 0 is needed, above the rounding of positions", "enlarge it"
-        )
+    rule = "a distance > 0 is needed, above the rounding of positions"
+    checks.require((far > 64 * rounding(mu0)).all(), "size", f"{size!r:.60}", rule, "enlarge it")
     return far
 
 
 def per_member(value: Any, name: str, mu: Particles) -> Tensor:
     """A number, or one for each member of the batch of mu, (*batch,)."""
     a = checks.tensor(value, name).detach().to(mu.x)
-    try:
-        return a.expand(mu.batch)
-    except RuntimeError:
-        rule = f"one per member is needed, {tuple(mu.batch)}"
-        checks.fail(f"{name}.shape", tuple(a.shape), rule, "reshape it")
+    return checks.expanded(a, mu.batch, name, f"one per member is needed, {tuple(mu.batch)}", "reshape it")
 
 
 def farthest(mu: Particles, size: Tensor, p: float) -> Tensor:

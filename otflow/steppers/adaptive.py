@@ -91,13 +91,8 @@ class Adaptive(Stepper):
 
 
 def _squares(u: Tensor, x: Tensor, y: Tensor, rtol: float, atol: float, mu: Measure) -> tuple[Tensor, int]:
-    if u.shape != x.shape:
-        checks.fail(
-            "mu",
-            repr(mu),
-            "error control needs a velocity for each coordinate, which a grid has not",
-            "use Euler() with a small dt",
-        )
+    rule = "error control needs a velocity for each coordinate, which a grid has not"
+    checks.require(u.shape == x.shape, "mu", mu, rule, "use Euler() with a small dt")
     scale = torch.maximum(x.detach().abs(), y.detach().abs()).mul_(rtol).add_(atol)
     own = tuple(range(len(mu.batch), u.ndim))
     return (u.detach() / scale).double().square_().sum(own), u.shape[len(mu.batch) :].numel()

@@ -72,13 +72,8 @@ def _(mu: Quantiles, nu: Measure, *, start: Any = None) -> Any:
 @geodesic.register(Particles)
 def _(mu: Particles, nu: Measure, *, start: Any = None) -> Any:
     labelled = [one.label is not None for one in (mu, nu) if isinstance(one, Particles)]
-    if len(set(labelled)) > 1:
-        checks.fail(
-            "nu",
-            repr(nu),
-            "only one of the measures has labels",
-            "label both, or ignore labels with wasserstein",
-        )
+    rule = "only one of the measures has labels"
+    checks.require(len(set(labelled)) <= 1, "nu", nu, rule, "label both, or ignore labels with wasserstein")
     together = len(labelled) == 2 and all(labelled)
     return conditional_wasserstein(mu, nu) if together else w2(mu, nu, start=start)
 

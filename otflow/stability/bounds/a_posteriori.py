@@ -111,18 +111,18 @@ def a_posteriori(
 
 def _admit(traj: Trajectory) -> Particles:
     checks.instance(traj, Trajectory, "traj")
-    if len(traj) < 2:
-        checks.fail("len(traj)", len(traj), "a bound along a run needs two save times", "save more often")
+    checks.require(
+        len(traj) >= 2, "len(traj)", len(traj), "a bound along a run needs two save times", "save more often"
+    )
     mu: Particles = checks.instance(traj.measures[0], Particles, "traj.measures[0]")
-    if mu.space != Euclidean():
-        checks.fail("space", mu.space, "the constants are those of R^d", "use Euclidean()", UnknownBoundError)
+    rule = "the constants are those of R^d"
+    checks.require(mu.space == Euclidean(), "space", mu.space, rule, "use Euclidean()", UnknownBoundError)
     return mu.at([c.detach() for c in mu.coords])
 
 
 def _given(value: float | Tensor, name: str, mu: Particles) -> Tensor:
     a = per_member(value, name, mu)
-    if bool((a < 0).any()):
-        checks.fail(name, value, "a distance is not negative", "pass a number >= 0")
+    checks.require(not (a < 0).any(), name, value, "a distance is not negative", "pass a number >= 0")
     return a
 
 

@@ -128,8 +128,7 @@ def a_priori(
 
 def _interval(t0: float, t1: float) -> tuple[float, float]:
     t0, t1 = checks.number(t0, "t0"), checks.number(t1, "t1")
-    if t1 <= t0:
-        checks.fail("t1", t1, f"it must lie after t0 = {t0}", "choose a later t1")
+    checks.require(t1 > t0, "t1", t1, f"it must lie after t0 = {t0}", "choose a later t1")
     return t0, t1
 
 
@@ -244,8 +243,8 @@ class _Piece:
 
 def _plain(x: Tensor, like: Array) -> Array:
     out: Array = x.cpu().numpy().reshape(like.shape)
-    if np.isnan(out).any():
-        checks.fail("constants", "NaN", "they are logarithms of numbers >= 0", "repair what was registered")
+    rule = "they are logarithms of numbers >= 0"
+    checks.require(not np.isnan(out).any(), "constants", "NaN", rule, "repair what was registered")
     return out
 
 

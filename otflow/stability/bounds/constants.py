@@ -124,8 +124,9 @@ def hardy_factor(p: float) -> float:
 
 
 def _common(p: float | None, q: float | None) -> float | None:
-    if p is not None and q is not None and p != q:
-        checks.fail("order", (p, q), "they hold for no common p", "keep the fields apart", UnknownBoundError)
+    good = p is None or q is None or p == q
+    rule = "they hold for no common p"
+    checks.require(good, "order", (p, q), rule, "keep the fields apart", UnknownBoundError)
     return q if p is None else p
 
 

@@ -106,6 +106,5 @@ def moment(t: float | Tensor | Moment) -> Moment:
     if isinstance(t, Moment):
         return t
     t = checks.tensor(t, "t")
-    if t.ndim:
-        checks.fail("t.shape", tuple(t.shape), "one time is needed", "call constants for each of them")
+    checks.require(not t.ndim, "t.shape", t.shape, "one time is needed", "call constants for each of them")
     return Moment(t.double())

@@ -104,8 +104,8 @@ class _Step:
 
     @classmethod
     def of(cls, mu: Quantiles, problem: MovementProblem) -> _Step:
-        if not isinstance(problem.metric, Wasserstein):
-            checks.fail("metric", repr(problem.metric), "quantiles are moved in W2", "use Wasserstein()")
+        good = isinstance(problem.metric, Wasserstein)
+        checks.require(good, "metric", problem.metric, "quantiles are moved in W2", "use Wasserstein()")
         pairs = problem.energy.pairs()
         bounds = [(term, c) for term, c in pairs if isinstance(term, DensityBound)]
         if any(c <= 0 for _, c in bounds):

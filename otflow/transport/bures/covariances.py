@@ -26,6 +26,7 @@ from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.linalg import ratio, symmetric
+from otflow.base.matrices import not_semidefinite
 
 EPS = torch.finfo(torch.float64).eps
 CHUNK = 2**16  # numbers worked on at a time, so that they stay in the cache
@@ -59,12 +60,8 @@ def _check(s: Tensor, name: str, tol: float) -> None:
     values = torch.linalg.eigvalsh(s)
     low, high = values[:, 0], values.abs().amax(-1)
     if bool((low < -tol * high).any()):
-        checks.fail(
-            f"min eigenvalue of {name}",
-            f"{(low / high.clamp(min=torch.finfo(s.dtype).tiny)).min().item():.3g} times the largest",
-            f"a covariance is positive semidefinite, up to rounding of {tol:g} times the largest one",
-            "pass a positive semidefinite matrix",
-        )
+        least = (low / high.clamp(min=torch.finfo(s.dtype).tiny)).min().item()
+        checks.fail(f"min eigenvalue of {name}", f"{least:.3g} times the largest", *not_semidefinite(tol))
 
 
 def _line(s1: Tensor, s2: Tensor, tol: float) -> Tensor:

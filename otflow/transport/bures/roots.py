@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otflow.base.derivatives import keep
 from otflow.base.errors import DerivativeError
 from otflow.base.linalg import displacement, known, ratio, widen
 from otflow.base.spaces import power_of_two
@@ -28,8 +29,7 @@ class _Distance(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
         d = _squared(*equal_width(a, b)).sqrt()
-        ctx.save_for_backward(a, b, d)
-        ctx.save_for_forward(a, b, d)
+        keep(ctx, a, b, d)
         return d
 
     @staticmethod

@@ -97,12 +97,8 @@ class _Matrix(Engine):
 def _refuse_large(kernel: AbsorbedKernel, name: str) -> None:
     _, n, m = kernel.scores.shape
     if n * m > DENSE:
-        checks.fail(
-            "n x m",
-            f"{n} x {m}",
-            f"{name} needs the cost matrix, {8 * n * m / 1e9:.1f} GB each time",
-            "use NewtonSinkhorn(), which streams",
-        )
+        rule = f"{name} needs the cost matrix, {8 * n * m / 1e9:.1f} GB each time"
+        checks.fail("n x m", f"{n} x {m}", rule, "use NewtonSinkhorn(), which streams")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from otflow.base import kernels
+from otflow.base.derivatives import keep, learns
 from otflow.base.errors import ConvergenceError, DerivativeError
 from otflow.transport.entropic.log_kernel import Bilinear, LogKernel
 from otflow.transport.entropic.scaling import AbsorbedKernel, Streamed
@@ -36,8 +37,7 @@ class _Potential(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, loga: Tensor, logb: Tensor, G: Tensor) -> Tensor:
-        ctx.save_for_backward(q, k, loga, logb, G)
-        ctx.save_for_forward(q, k, loga, logb, G)
+        keep(ctx, q, k, loga, logb, G)
         return G.clone()
 
     @staticmethod
@@ -62,7 +62,7 @@ class _Potential(torch.autograd.Function):
         q, k, loga, logb, G = ctx.saved_tensors
         moved = zip((q, k, loga, logb), (dq, dk, dloga, dlogb), strict=True)
         dq, dk, dloga, dlogb = (torch.zeros_like(z) if dz is None else dz for z, dz in moved)
-        if torch.is_grad_enabled() and any(z.requires_grad for z in (q, k, loga, logb, dq, dk, dloga, dlogb)):
+        if learns(q, k, loga, logb, dq, dk, dloga, dlogb):
             raise DerivativeError(
                 "tangents of entropic potentials cannot be differentiated; use torch.no_grad()"
             )
@@ -97,8 +97,7 @@ class _Dual(torch.autograd.Function):
         ctx: Any, make: Make, twice: Make | None, x: Tensor, y: Tensor, a: Tensor, b: Tensor, G: Tensor
     ) -> Tensor:
         ctx.make, ctx.twice = make, twice
-        ctx.save_for_backward(x, y, a, b, G)
-        ctx.save_for_forward(x, y, a, b, G)
+        keep(ctx, x, y, a, b, G)
         f, g = _rows(make(x, y), b, G)
         return _inner(a, f) + _inner(b, g)
 

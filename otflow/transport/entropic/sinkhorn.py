@@ -77,10 +77,8 @@ class EntropicPlan:
 
         On a sphere the points are averaged as vectors of the space around it.
         """
-        if not self.problem.pair.space.linear:
-            checks.fail(
-                "space", self.problem.pair.space, "points that wrap around have no average", "use average"
-            )
+        rule = "points that wrap around have no average"
+        checks.require(self.problem.pair.space.linear, "space", self.problem.pair.space, rule, "use average")
         return self.average(
             plain(self.problem.pair.y).reshape((*self.problem.pair.batch, *self.problem.pair.y.shape[1:]))
         )
@@ -90,8 +88,8 @@ class EntropicPlan:
         """sum_j P_ij v_j / a_i, (*batch, n, e), for values v (*batch, m, e) on nu; the plan is not formed."""
         both, (_, G) = self.problem.pair, self.scaled
         v = checks.tensor(v, "v").double()
-        if v.ndim < 2 or v.shape[-2] != G.shape[-1]:
-            checks.fail("v.shape", tuple(v.shape), f"(*batch, {G.shape[-1]}, e) is needed", "reshape v")
+        rule = f"(*batch, {G.shape[-1]}, e) is needed"
+        checks.require(v.ndim >= 2 and v.shape[-2] == G.shape[-1], "v.shape", v.shape, rule, "reshape v")
         flat = merge(v, both.batch, 2)
         out, _ = self.problem.scores.attend(flat, G + plain(both.v).log())
         return out.reshape(*both.batch, *out.shape[1:]).to(self.regularised_cost.dtype)
@@ -100,10 +98,9 @@ class EntropicPlan:
     def matrix(self) -> Tensor:
         """P, (*batch, n, m), without derivatives."""
         both, (F, G) = self.problem.pair, self.scaled
-        if self.problem.scores.shape.numel() > MATRIX:
-            checks.fail(
-                "P", tuple(self.problem.scores.shape), "that is too large", "use average or barycentric"
-            )
+        good = self.problem.scores.shape.numel() <= MATRIX
+        rule = "that is too large"
+        checks.require(good, "P", self.problem.scores.shape, rule, "use average or barycentric")
         S = self.problem.scores.dense().add_(F[..., :, None]).add_(G[..., None, :])
         P = S.exp_() * plain(both.w)[..., :, None] * plain(both.v)[..., None, :]
         return P.reshape(*both.batch, *P.shape[1:])
@@ -291,8 +288,8 @@ def _start(problem: EntropicProblem, start: EntropicPlan | None) -> Tensor | Non
         return None
     checks.instance(start, EntropicPlan, "start")
     shapes = (problem.pair.batch, *problem.scores.shape[1:])
-    if (start.g.shape[:-1], start.f.shape[-1], start.g.shape[-1]) != shapes:
-        checks.fail("start", repr(start), f"a plan of shape {shapes} is needed", "leave start out")
+    good = (start.g.shape[:-1], start.f.shape[-1], start.g.shape[-1]) == shapes
+    checks.require(good, "start", start, f"a plan of shape {shapes} is needed", "leave start out")
     return problem.scaled(start.f, start.g)[1]
 
 
@@ -369,8 +366,9 @@ def _(
 ) -> Tensor:
     from otflow.transport.bures.entropic import gaussian_sinkhorn_divergence
 
-    if cost is not None:
-        checks.fail("cost", repr(cost), "Gaussians are compared by the squared distance", "leave cost out")
+    checks.require(
+        cost is None, "cost", cost, "Gaussians are compared by the squared distance", "leave cost out"
+    )
     return gaussian_sinkhorn_divergence(mu, checks.instance(nu, Gaussian, "nu"), eps)
 
 

@@ -67,10 +67,8 @@ def conditional_wasserstein(mu: Measure, nu: Measure, p: float = 2) -> Tensor:
 
 def _order(p: float) -> float:
     p = exponent(p)
-    if LARGEST < p < math.inf:
-        checks.fail(
-            "p", p, f"beyond {LARGEST} powers of distances leave floating point", "choose a smaller p"
-        )
+    rule = f"beyond {LARGEST} powers of distances leave floating point"
+    checks.require(not LARGEST < p < math.inf, "p", p, rule, "choose a smaller p")
     return p
 
 
@@ -179,8 +177,9 @@ class Group(NamedTuple):
 
     def wasserstein(self, p: float) -> tuple[Tensor, Tensor]:
         """W_p and how its computation ended, (G,) and (G,)."""
-        if math.isinf(p):
-            checks.fail("p", p, "a label has several atoms in both measures", "choose a finite p")
+        checks.require(
+            not math.isinf(p), "p", p, "a label has several atoms in both measures", "choose a finite p"
+        )
         ours, theirs = (Particles(z, w, space=self.space) for z, w in ((self.x, self.a), (self.y, self.b)))
         try:
             d = kinked(wasserstein(ours, theirs, p), lambda d: bool((d == 0).any()))
@@ -314,8 +313,8 @@ def _prices(betas: Any) -> Tensor:
 def _limit(mu: Measure, nu: Measure) -> tuple[Tensor, Tensor]:
     """The conditional W2, infinite where the labels have different laws, and its status, (*batch,) each."""
     both, ours, theirs = _fibred(mu, nu)
-    if both.space != Euclidean():
-        checks.fail("mu.space", both.space, "labels are one more coordinate of R^d", "use Euclidean()")
+    rule = "labels are one more coordinate of R^d"
+    checks.require(both.space == Euclidean(), "mu.space", both.space, rule, "use Euclidean()")
     unlike = _unlike(ours, theirs, SAME[mu.dtype])
     alike = torch.ones(len(both.w), dtype=torch.bool, device=both.w.device)
     if unlike is not None:

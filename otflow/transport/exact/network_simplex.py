@@ -322,8 +322,8 @@ def _rows(c: Any, g: Array) -> Array:
 
 def reachable(distance: float) -> float:
     """The distance itself, if floating point knows it."""
-    if not math.isfinite(distance):
-        checks.fail("the largest distance", distance, "it is beyond floating point", "rescale the points")
+    rule = "it is beyond floating point"
+    checks.require(math.isfinite(distance), "the largest distance", distance, rule, "rescale the points")
     return float(distance)
 
 

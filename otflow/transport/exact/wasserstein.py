@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.derivatives import learns
 from otflow.base.errors import ConvergenceError
 from otflow.base.kernels import row_tiles
 from otflow.base.spaces import Euclidean, Space
@@ -107,7 +108,7 @@ def wasserstein(mu: Measure, nu: Measure, p: float = 2, *, start: Plan | None = 
 def w2(mu: Measure, nu: Measure, *, start: Any = None) -> Any:
     """A plan for W2, which may serve as the next ``start``; its ``distance`` has derivatives if asked for."""
     plan = solve(mu, nu, start=start)
-    if torch.is_grad_enabled() and any(a.requires_grad for one in (mu, nu) for a in one.nodes()):
+    if learns(*mu.nodes(), *nu.nodes()):
         return replace(plan, distance=wasserstein(mu, nu, start=plan))
     return replace(plan, distance=plan.distance.to(mu.dtype))
 
@@ -120,18 +121,15 @@ def _(mu: Gaussian, nu: Measure, p: float = 2, *, start: Plan | None = None) -> 
         checks.fail(
             "nu", repr(nu), "mu is a Gaussian, which has no atoms", "sample mu, or pass two Gaussians"
         )
-    if p != 2:
-        checks.fail("p", repr(p), "between Gaussians only p = 2 is known", "use p=2, or sample both")
+    checks.require(p == 2, "p", repr(p), "between Gaussians only p = 2 is known", "use p=2, or sample both")
     distance: Tensor = bures_wasserstein(mu, nu)
     return distance
 
 
 def _order(p: float) -> float:
     p = exponent(p)
-    if p > LARGEST:
-        checks.fail(
-            "p", p, f"beyond {LARGEST} powers of distances leave floating point", "choose a smaller p"
-        )
+    rule = f"beyond {LARGEST} powers of distances leave floating point"
+    checks.require(p <= LARGEST, "p", p, rule, "choose a smaller p")
     return p
 
 

@@ -97,13 +97,15 @@ def tolerance(sizes: tuple[int, ...]) -> float:
 
 def _admit(mu: Grid, problem: MovementProblem) -> None:
     checks.positive(problem.tau, "tau")
-    if not isinstance(problem.metric, Wasserstein):
-        checks.fail("metric", repr(problem.metric), "grids know W2 only", "use Wasserstein()")
+    good = isinstance(problem.metric, Wasserstein)
+    checks.require(good, "metric", problem.metric, "grids know W2 only", "use Wasserstein()")
     sizes = tuple(mu.density.shape[len(mu.batch) :])
-    if len(sizes) > 2:
-        checks.fail("mu", repr(mu), "a JKO step on a Grid has one or two dimensions", "use Particles")
-    if min(sizes) < 4:
-        checks.fail("mu", repr(mu), "splines need at least four cells along each axis", "refine the grid")
+    checks.require(
+        len(sizes) <= 2, "mu", mu, "a JKO step on a Grid has one or two dimensions", "use Particles"
+    )
+    checks.require(
+        min(sizes) >= 4, "mu", mu, "splines need at least four cells along each axis", "refine the grid"
+    )
     if problem.energy.wants_graph(mu):
         raise DerivativeError("a JKO step on a Grid has no derivative; call it under torch.no_grad().")
 
