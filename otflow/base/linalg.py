@@ -126,8 +126,7 @@ class _Lyapunov(torch.autograd.Function):
 
 def lyapunov(root: Tensor, c: Tensor) -> Tensor:
     """X with R X + X R = C for symmetric R >= 0 and C, (*batch, d, d)."""
-    out: Tensor = _Lyapunov.apply(root, c)  # type: ignore[no-untyped-call]
-    return out
+    return _Lyapunov.apply(root, c)  # type: ignore[no-untyped-call]
 
 
 def sqrtm(s: Tensor) -> Tensor:
@@ -141,8 +140,7 @@ def sqrtm(s: Tensor) -> Tensor:
     >>> s.grad[0, 0].item()
     0.5
     """
-    out: Tensor = _Root.apply(s)  # type: ignore[no-untyped-call]
-    return out
+    return _Root.apply(s)  # type: ignore[no-untyped-call]
 
 
 class _Contraction(torch.autograd.Function):
@@ -159,8 +157,7 @@ class _Contraction(torch.autograd.Function):
         q = torch.hypot(torch.ones_like(s), 2 * s)
         g, rest = 2 * s / (1 + q), 2 / (1 + q)  # rest = 1 - g^2, without cancellation
         keep(ctx, u, wt, g, rest)
-        out: Tensor = (u * g[..., None, :]) @ wt
-        return out
+        return (u * g[..., None, :]) @ wt
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -190,8 +187,7 @@ def contraction(n: Tensor) -> Tensor:
     >>> contraction(torch.tensor([[1.0]], dtype=torch.float64))
     tensor([[0.6180]], dtype=torch.float64)
     """
-    out: Tensor = _Contraction.apply(n)  # type: ignore[no-untyped-call]
-    return out
+    return _Contraction.apply(n)  # type: ignore[no-untyped-call]
 
 
 class _Procrustes(torch.autograd.Function):
@@ -219,8 +215,7 @@ class _Procrustes(torch.autograd.Function):
     def jvp(ctx: Any, da: Tensor | None, db: Tensor | None) -> Tensor:
         a, b, x, inverse, yt = ctx.saved_tensors
         da, db = torch.zeros_like(a) if da is None else da, torch.zeros_like(b) if db is None else db
-        out: Tensor = db @ (x @ yt) + b @ _turn(x, inverse, yt, db.mT @ a + b.mT @ da) - da
-        return out
+        return db @ (x @ yt) + b @ _turn(x, inverse, yt, db.mT @ a + b.mT @ da) - da
 
 
 def _polar(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -243,14 +238,12 @@ def _nearest(x: Tensor, yt: Tensor, free: Tensor) -> Tensor:
         return x
     block = torch.where(free[..., :, None] & free[..., None, :], x.mT @ yt.mT, torch.zeros_like(x))
     p, _, qt = torch.linalg.svd(block + torch.diag_embed((~free).to(x.dtype)))
-    turned: Tensor = x @ (p @ qt)
-    return turned
+    return x @ (p @ qt)
 
 
 def _turn(x: Tensor, inverse: Tensor, yt: Tensor, dn: Tensor) -> Tensor:
     p = x.mT @ dn @ yt.mT
-    out: Tensor = x @ (inverse * (p - p.mT)) @ yt
-    return out
+    return x @ (inverse * (p - p.mT)) @ yt
 
 
 def _aligned_difference(a: Tensor, b: Tensor, d: Tensor, u: Tensor, inverse: Tensor, yt: Tensor) -> Tensor:
@@ -285,8 +278,7 @@ def procrustes(a: Tensor, b: Tensor) -> Tensor:
     tensor([[2., 0.],
             [0., 0.]], dtype=torch.float64)
     """
-    out: Tensor = _Procrustes.apply(a, b)  # type: ignore[no-untyped-call]
-    return out
+    return _Procrustes.apply(a, b)  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()
@@ -326,8 +318,7 @@ def known(value: Tensor, formula: Tensor) -> Tensor:
     >>> known(torch.log1p(x.detach()), torch.log(1 + x)).item()
     1e-20
     """
-    out: Tensor = _Known.apply(value.detach(), formula)  # type: ignore[no-untyped-call]
-    return out
+    return _Known.apply(value.detach(), formula)  # type: ignore[no-untyped-call]
 
 
 def widen(a: Tensor, columns: int) -> Tensor:

@@ -76,8 +76,7 @@ def riesz_radius(t: Any, r: float, d: int) -> Tensor:
         c = r * math.exp(g(2 - r / 2) + g((d + r) / 2) - g(d / 2)) / (d / 2)
     else:
         c = r / 2 * math.exp(g(d / 2) + g(d + r - 1) - g((d + r) / 2) - g(d - 1 + r / 2))
-    out: Tensor = ((2 - r) * c * t) ** (1 / (2 - r))
-    return out
+    return ((2 - r) * c * t) ** (1 / (2 - r))
 
 
 def keller_segel_rate(mass: Any) -> Tensor:

@@ -82,8 +82,7 @@ def barenblatt_profile(r: Any, R: Any, m: float, d: int, *, mass: float = 1.0) -
     r, R = numbers.alongside(r=r, R=positive(R, "R"))
     inside = (barenblatt_constant(m, d, mass=mass) - k * (r / R) ** 2).clamp(min=0)
     seen = inside > 0  # powers below one have no derivative at zero
-    out: Tensor = R ** (-d) * torch.where(seen, torch.where(seen, inside, torch.ones_like(inside)) ** p, 0.0)
-    return out
+    return R ** (-d) * torch.where(seen, torch.where(seen, inside, torch.ones_like(inside)) ** p, 0.0)
 
 
 def barenblatt_quantile(u: Any, R: Any, m: float) -> Tensor:
@@ -103,8 +102,7 @@ def barenblatt_quantile(u: Any, R: Any, m: float) -> Tensor:
     s = barenblatt_radius(1.0, m, 1).to(u.device)
     # Adds zero, with the derivative 1 / rho; at the ends, where rho = 0, there is none.
     rho = barenblatt_profile(s * z, 1.0, m, 1)
-    out: Tensor = R * (s * z + ratio(u - u.detach(), rho))
-    return out
+    return R * (s * z + ratio(u - u.detach(), rho))
 
 
 def barenblatt_grid(axes: Sequence[Any], R: float, m: float, *, mass: float = 1.0) -> Tensor:
@@ -147,8 +145,7 @@ def _slab(height: np.ndarray, e: np.ndarray, p: float) -> np.ndarray:
     z = np.clip(np.divide(e, h, out=np.zeros(h.shape[:-1] + e.shape), where=h > 0), -1, 1)
     whole = math.exp(math.lgamma(p + 1) + math.lgamma(0.5) - math.lgamma(p + 1.5))
     primitive = np.sign(z) * betainc(0.5, p + 1, z**2) * (whole / 2) * h ** (2 * p + 1)
-    out: np.ndarray = np.diff(primitive) / np.diff(e)
-    return out
+    return np.diff(primitive) / np.diff(e)
 
 
 def _edges(axis: Any, name: str) -> np.ndarray:
@@ -158,8 +155,7 @@ def _edges(axis: Any, name: str) -> np.ndarray:
     good = x.ndim == 1 and len(x) >= 2 and np.allclose(step, step[0], rtol=1e-6, atol=0) and step[0] > 0
     checks.require(good, name, f"shape {x.shape}", "equally spaced, increasing centres of cells", "see Grid")
     h = (x[-1] - x[0]) / (len(x) - 1)
-    out: np.ndarray = x[0] + h * (np.arange(len(x) + 1) - 0.5)
-    return out
+    return x[0] + h * (np.arange(len(x) + 1) - 0.5)
 
 
 def positive(value: Any, name: str) -> Tensor:

@@ -93,8 +93,7 @@ def sinkhorn_energy(S: Any, A: Any, *, eps: float = 1.0) -> Tensor:
     R = sqrtm(S)
     z = torch.linalg.svdvals(2 / checks.positive(eps, "eps") * R @ A @ R)
     less = z * (z / (1 + torch.hypot(torch.ones_like(z), z)))  # q - 1 without cancellation
-    out: Tensor = (less - torch.log1p(less / 2)).sum(-1) / 4
-    return out
+    return (less - torch.log1p(less / 2)).sum(-1) / 4
 
 
 def sinkhorn_descent(S: Any, A: Any, *, eps: float = 1.0) -> Tensor:
@@ -123,8 +122,7 @@ def l2_energy(S: Any, K: Any, c: Any) -> Tensor:
     """
     S, K, c = _multiples(S, K, c)
     H = K.mT @ K
-    out: Tensor = c**2 / 2 * (trace(H @ S) - torch.linalg.slogdet(eye(S) + 2 * H @ S).logabsdet / 2)
-    return out
+    return c**2 / 2 * (trace(H @ S) - torch.linalg.slogdet(eye(S) + 2 * H @ S).logabsdet / 2)
 
 
 def l2_descent(S: Any, K: Any, c: Any) -> Tensor:
@@ -135,8 +133,7 @@ def l2_descent(S: Any, K: Any, c: Any) -> Tensor:
     """
     S, K, c = _multiples(S, K, c)
     H = K.mT @ K
-    out: Tensor = -2 * c[..., None, None] ** 2 * symmetric(H @ tilted(S, K) @ H)
-    return out
+    return -2 * c[..., None, None] ** 2 * symmetric(H @ tilted(S, K) @ H)
 
 
 def _multiples(S: Any, K: Any, c: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -23,8 +23,7 @@ def entropic_cross(S1: Any, S2: Any, eps: float) -> Tensor:
     1.0
     """
     R1, R2 = _roots(S1, S2)
-    out: Tensor = R1 @ scaled(4 / checks.positive(eps, "eps") * R1 @ R2) @ R2
-    return out
+    return R1 @ scaled(4 / checks.positive(eps, "eps") * R1 @ R2) @ R2
 
 
 def entropic_value(S1: Any, S2: Any, eps: float, *, shift: Any = None) -> Tensor:
@@ -43,8 +42,7 @@ def entropic_value(S1: Any, S2: Any, eps: float, *, shift: Any = None) -> Tensor
     q = torch.hypot(torch.ones_like(z), z)
     # tau = z / (1 + q) and 1 - tau^2 = 2 / (1 + q), neither with cancellation
     pairs = (2 * s * z / (1 + q) + eps / 2 * torch.log(2 / (1 + q))).sum(-1)
-    out: Tensor = _squared(shift, R1) + trace(R1 @ R1) + trace(R2 @ R2) - pairs
-    return out
+    return _squared(shift, R1) + trace(R1 @ R1) + trace(R2 @ R2) - pairs
 
 
 def _squared(shift: Any, S: Tensor) -> Tensor:
@@ -86,8 +84,7 @@ def debiased_rate_erratum(S: Any, eps: float) -> Tensor:
     """
     S = matrices.covariance(S, "S")
     e = checks.positive(eps, "eps") ** 2 / 16 * eye(S)
-    out: Tensor = 4 * sqrtm(S + e) - 2 * sqrtm(S @ S + e) - 2 * S - eps / 2 * eye(S)
-    return out
+    return 4 * sqrtm(S + e) - 2 * sqrtm(S @ S + e) - 2 * S - eps / 2 * eye(S)
 
 
 def score(S: Any) -> Tensor:
@@ -97,8 +94,7 @@ def score(S: Any) -> Tensor:
     -0.25
     """
     S = matrices.positive_definite(S, "S")
-    out: Tensor = -torch.linalg.inv(S)
-    return out
+    return -torch.linalg.inv(S)
 
 
 def l2_displacement(S: Any, eps: float) -> Tensor:
@@ -112,8 +108,7 @@ def l2_displacement(S: Any, eps: float) -> Tensor:
     -0.5
     """
     S = matrices.covariance(S, "S")
-    out: Tensor = -torch.linalg.inv(S + checks.positive(eps, "eps") * eye(S))
-    return out
+    return -torch.linalg.inv(S + checks.positive(eps, "eps") * eye(S))
 
 
 def sinkhorn_displacement(S: Any, eps: float) -> Tensor:
@@ -127,8 +122,7 @@ def sinkhorn_displacement(S: Any, eps: float) -> Tensor:
     """
     S = matrices.covariance(S, "S")
     shift = checks.positive(eps, "eps") * eye(S)
-    out: Tensor = -2 * torch.linalg.inv(2 * S + shift + sqrtm(4 * S @ S + shift @ shift))
-    return out
+    return -2 * torch.linalg.inv(2 * S + shift + sqrtm(4 * S @ S + shift @ shift))
 
 
 def heat_path(S0: Any, t: Any) -> Tensor:

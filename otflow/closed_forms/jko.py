@@ -86,8 +86,7 @@ def barenblatt_radius_step(R: Any, tau: Any, m: float, d: int) -> Tensor:
     x = _rise(R.detach(), s.detach(), q)
     # One more step of Newton's method, which carries the derivatives.
     rest, slope = x - R - x * (s / x) ** q, 1 + (q - 1) * (s.detach() / x) ** q
-    out: Tensor = x - rest / slope
-    return out
+    return x - rest / slope
 
 
 @torch.no_grad()
@@ -116,13 +115,11 @@ def aggregation_step(x: Any, tau: float, *, w: Any = None) -> Tensor:
     """
     x, tau = matrices.matrix(x, "x"), checks.positive(tau, "tau")
     centre = x.mean(-2, keepdim=True) if w is None else _mean(x, w)
-    out: Tensor = centre + (x - centre) / (1 + tau)
-    return out
+    return centre + (x - centre) / (1 + tau)
 
 
 def _mean(x: Tensor, w: Any) -> Tensor:
     w = checks.probability(numbers.number(w, "w"), "w", "pass w / w.sum()")
     rule = f"one weight for each of {x.shape[-2]} points"
     checks.require(w.shape[-1] == x.shape[-2], "w.shape", w.shape, rule, "reshape w")
-    out: Tensor = w[..., None, :] @ x
-    return out
+    return w[..., None, :] @ x

@@ -38,8 +38,7 @@ def softmax_variance(s0: Any, a: Any, v: Any, t: Any) -> Tensor:
         time = softmax_variance_blow_up(s.detach(), a.detach(), (v * t.sign()).detach()).min().item()
         rule = f"a variance blows up at |t| = {time:g}"
         checks.fail("t", numbers.shown(t), rule, "stay below softmax_variance_blow_up")
-    out: Tensor = s / left
-    return out
+    return s / left
 
 
 def softmax_variance_blow_up(s0: Any, a: Any, v: Any) -> Tensor:
@@ -68,12 +67,10 @@ def l2_variance(s0: Any, q: Any, k: Any, v: Any, t: Any) -> Tensor:
     y, b = torch.broadcast_tensors(-4 * v * k * q * s * t, 2 * k**2 * s)
 
     def rest(r: Tensor) -> Tensor:
-        out: Tensor = torch.expm1(r) + b * r - y
-        return out
+        return torch.expm1(r) + b * r - y
 
     def slope(r: Tensor) -> Tensor:
-        out: Tensor = r.exp() + b
-        return out
+        return r.exp() + b
 
     # rest is convex with slope 1 + b at 0, so that rest >= 0 here: Newton falls to the root.
     start = torch.minimum(y / (1 + b), torch.log1p(y.clamp(min=0)) + torch.where(y > 0, 0, torch.inf))
@@ -99,8 +96,7 @@ def sinkhorn_variance(s0: Any, a: Any, v: Any, t: Any, *, eps: float = 1.0) -> T
     def rest(p: Tensor) -> Tensor:
         e, h = torch.exp(-p), torch.hypot(torch.exp(-p), u)
         logs = u * torch.asinh(2 * u * torch.sinh(p) / (q + h))
-        out: Tensor = logs - torch.expm1(-p) + 2 * torch.sinh(p) * (e / (q + h)) - y
-        return out
+        return logs - torch.expm1(-p) + 2 * torch.sinh(p) * (e / (q + h)) - y
 
     def slope(p: Tensor) -> Tensor:
         return torch.exp(-p) + torch.hypot(torch.exp(-p), u)

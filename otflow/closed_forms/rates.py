@@ -97,8 +97,7 @@ def sinkhorn_cross(S: Any, A: Any, *, eps: float = 1.0) -> Tensor:
     S = matrices.covariance(S, "S")
     A = matrices.fits(matrices.square(A, "A"), "A", S, "S")
     b, R = 1 / checks.positive(eps, "eps"), sqrtm(S)
-    out: Tensor = R @ scaled(2 * b * R @ A @ R) @ R
-    return out
+    return R @ scaled(2 * b * R @ A @ R) @ R
 
 
 def sinkhorn_rate_inverse_right(S: Any, A: Any, V: Any, *, eps: float = 1.0) -> Tensor:
@@ -154,8 +153,7 @@ def _bracket(S: Tensor, A: Tensor, b: float) -> Tensor:
     """(R (4 b^2 R A S A^T R + I)^(1/2) R^-1 - I) / (2b)."""
     R = sqrtm(S)
     N = 2 * b * R @ A @ R
-    out: Tensor = (solve_right(R @ sqrtm(N @ N.mT + eye(S)), R) - eye(S)) / (2 * b)
-    return out
+    return (solve_right(R @ sqrtm(N @ N.mT + eye(S)), R) - eye(S)) / (2 * b)
 
 
 def _both(X: Tensor) -> Tensor:

@@ -62,8 +62,7 @@ def l2_sensitivity(s0: Any, q: Any, k: Any, v: Any, t: Any) -> Tensor:
     """
     s0 = _positive(s0)
     s, k = l2_variance(s0, q, k, v, t), numbers.number(k, "k")
-    out: Tensor = _growth(s, s0) * (1 + 2 * k**2 * s0) / (1 + 2 * k**2 * s)
-    return out
+    return _growth(s, s0) * (1 + 2 * k**2 * s0) / (1 + 2 * k**2 * s)
 
 
 def sinkhorn_sensitivity(s0: Any, a: Any, v: Any, t: Any, *, eps: float = 1.0) -> Tensor:
@@ -89,8 +88,7 @@ def _positive(s0: Any) -> Tensor:
 
 
 def _growth(s: Tensor, s0: Tensor) -> Tensor:
-    out: Tensor = (s / s0) ** 1.5
-    return out
+    return (s / s0) ** 1.5
 
 
 def softmax_path_sensitivity(S0: Any, A: Any, t: Any) -> Tensor:
@@ -117,8 +115,7 @@ def softmax_path_sensitivity(S0: Any, A: Any, t: Any) -> Tensor:
     moved = _kron(G, G) @ _symmetriser(start) @ before
     batch = torch.broadcast_shapes(moved.shape, after.shape)
     seen = torch.linalg.solve_triangular(after.expand(batch), moved.expand(batch), upper=False)
-    out: Tensor = torch.linalg.matrix_norm(seen, 2)
-    return out
+    return torch.linalg.matrix_norm(seen, 2)
 
 
 def _kron(a: Tensor, b: Tensor) -> Tensor:
@@ -129,8 +126,7 @@ def _kron(a: Tensor, b: Tensor) -> Tensor:
 def _metric_root(S: Tensor) -> Tensor:
     """L with L L^T = S x I + I x S, lower triangular."""
     one = eye(S).expand_as(S)
-    out: Tensor = torch.linalg.cholesky(_kron(S, one) + _kron(one, S))
-    return out
+    return torch.linalg.cholesky(_kron(S, one) + _kron(one, S))
 
 
 def _symmetriser(S: Tensor) -> Tensor:
@@ -151,5 +147,4 @@ def softmax_blow_up_sensitivity(S0: Any, A: Any, *, tol: float = 1e-10) -> Tenso
     1.0
     """
     S, u = matrices.positive_definite(S0, "S0"), softmax_blow_up_direction(S0, A, tol=tol)
-    out: Tensor = u.norm(dim=-1) * solve(S, u[..., None])[..., 0].norm(dim=-1)
-    return out
+    return u.norm(dim=-1) * solve(S, u[..., None])[..., 0].norm(dim=-1)

@@ -54,8 +54,7 @@ def _seen(S: Tensor, H: Tensor) -> Tensor:
 
 def _explodes(S: Tensor, H: Tensor, tol: float) -> Tensor:
     """Whether H has an eigenvalue beyond tol |H| on the range of S, (*batch,)."""
-    out: Tensor = torch.linalg.eigvalsh(_seen(S, H))[..., -1] > tol * norm(H.detach())
-    return out
+    return torch.linalg.eigvalsh(_seen(S, H))[..., -1] > tol * norm(H.detach())
 
 
 def softmax_path(S0: Any, A: Any, t: Any) -> Tensor:
@@ -125,8 +124,7 @@ def softmax_blow_up_profile(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
     """
     s, top = _top(S0, A, tol)
     u = s.R @ (s.vectors * top[..., None, :])
-    out: Tensor = u @ u.mT / s.values[..., -1:, None]
-    return out
+    return u @ u.mT / s.values[..., -1:, None]
 
 
 def softmax_blow_up_direction(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
@@ -160,8 +158,7 @@ def softmax_limit(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
     # Ascending and none positive, so the kernel comes last; counted for H, where S0 cannot hide it.
     index = torch.arange(s.S.shape[-1], device=s.S.device)
     u = s.R @ (s.vectors * (index >= falling[..., None])[..., None, :])
-    out: Tensor = u @ u.mT
-    return out
+    return u @ u.mT
 
 
 def softmax_limit_rank(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
@@ -184,8 +181,7 @@ def _falling(S: Tensor, H: Tensor, tol: float) -> Tensor:
         rule = "a limit needs all of them <= 0"
         remedy = "the flow blows up at softmax_blow_up_time(S0, A)"
         checks.fail("max eigenvalue of A + A^T on the range of S0", values.max().item(), rule, remedy)
-    out: Tensor = (values < -scale).sum(-1)
-    return out
+    return (values < -scale).sum(-1)
 
 
 def softmax_limit_rank_bound(A: Any, *, tol: float = 1e-10) -> Tensor:
@@ -202,8 +198,7 @@ def softmax_limit_rank_bound(A: Any, *, tol: float = 1e-10) -> Tensor:
     if bool((values > scale).any()):
         high = values.max().item()
         checks.fail("max eigenvalue of A + A^T", high, "the bound is for A + A^T <= 0", "choose another A")
-    out: Tensor = a.shape[-1] - (values < -scale).sum(-1)
-    return out
+    return a.shape[-1] - (values < -scale).sum(-1)
 
 
 def softmax_blow_up_bound(S0: Any, A: Any, V: Any) -> Tensor:
@@ -219,8 +214,7 @@ def softmax_blow_up_bound(S0: Any, A: Any, V: Any) -> Tensor:
     S, H = _matrices(S0, A)
     V = matrices.fits(matrices.positive_definite(V, "V"), "V", S, "S0")
     low = torch.linalg.eigvalsh(matrices.positive_definite(H, "A + A^T"))[..., 0]
-    out: Tensor = S.shape[-1] / (low * torch.linalg.eigvalsh(V)[..., 0] ** 2 * trace(solve(V, S)))
-    return out
+    return S.shape[-1] / (low * torch.linalg.eigvalsh(V)[..., 0] ** 2 * trace(solve(V, S)))
 
 
 def softmax_lyapunov(S: Any, V: Any) -> Tensor:

@@ -227,8 +227,7 @@ def _turning(run: _Run) -> Tensor:
     zero, every = torch.zeros_like(run.s), torch.ones_like(run.open)
     free, still = (run.path.after(run.s, b).evaluate(zero, run.mu)[0][1] for b in (~every, every))
     a, b, size = (torch.linalg.matrix_norm(x) for x in (still, free, run.mu.root))
-    turning: Tensor = (a < TURNING * b) | ((a < b / 2) & (b > FAST * size))
-    return turning
+    return (a < TURNING * b) | ((a < b / 2) & (b > FAST * size))
 
 
 def _staying(run: _Run, modes: Modes) -> Tensor:
@@ -239,8 +238,7 @@ def _staying(run: _Run, modes: Modes) -> Tensor:
     large, top = values > watch.tol * values[..., :1], values > LARGE * values[..., :1]
     nothing = values[..., :1] <= NOTHING * watch.size0[..., None]
     rests = (modes.slopes.abs() < (STAYS + FALLS) / 2) & (large | sure)
-    stays: Tensor = (values > 0) & (top | rests) & ~nothing
-    return stays
+    return (values > 0) & (top | rests) & ~nothing
 
 
 def _where(condition: Tensor, mu: Gaussian, nu: Gaussian) -> Gaussian:

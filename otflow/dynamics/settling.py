@@ -73,8 +73,7 @@ class Watch:
         gone = (m.size <= NOTHING * self.size0) & (m.speed < self.speed)
         noise = (m.speed <= rounding) & (m.speed <= FLOOR * m.size)
         centred = m.drift <= self.tol * torch.maximum(m.offset, self.reach0)
-        settled: Tensor = (held | gone | noise | (m.speed == 0)) & centred
-        return settled
+        return (held | gone | noise | (m.speed == 0)) & centred
 
     def _slow(self, s: Tensor) -> Tensor:
         self.calls += 1

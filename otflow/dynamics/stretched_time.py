@@ -91,8 +91,7 @@ class Modes(NamedTuple):
 
     def root(self, which: Tensor) -> Tensor:
         """The root with some of its directions only."""
-        out: Tensor = (self.u * torch.where(which, self.sigma, 0.0)[..., None, :]) @ self.wt
-        return out
+        return (self.u * torch.where(which, self.sigma, 0.0)[..., None, :]) @ self.wt
 
 
 def shaken(mu: Gaussian) -> Gaussian:

@@ -223,21 +223,18 @@ class _Spectral(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, dn: Tensor, value: None, slope: None) -> Tensor:
         (n,) = ctx.saved_tensors
-        out: Tensor = (ctx.slope(n) * dn).sum((-1, -2))
-        return out
+        return (ctx.slope(n) * dn).sum((-1, -2))
 
 
 def _spectral(n: Tensor, value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]) -> Tensor:
-    out: Tensor = _Spectral.apply(n, value, slope)  # type: ignore[no-untyped-call]
-    return out
+    return _Spectral.apply(n, value, slope)  # type: ignore[no-untyped-call]
 
 
 def _transport_value(n: Tensor) -> Tensor:
     """sum_i (q_i - 1 - log((1 + q_i) / 2)), q = (1 + 4 s^2)^(1/2), without cancellation of q - 1."""
     z = 2 * torch.linalg.svdvals(n)
     less = z * (z / (1 + torch.hypot(torch.ones_like(z), z)))
-    out: Tensor = (less - torch.log1p(less / 2)).sum(-1)
-    return out
+    return (less - torch.log1p(less / 2)).sum(-1)
 
 
 def _transport_slope(n: Tensor) -> Tensor:
@@ -253,5 +250,4 @@ def _l2_value(g: Tensor) -> Tensor:
 def _l2_slope(g: Tensor) -> Tensor:
     """Per eigenvalue 4 l / (1 + 2 l)."""
     eye = torch.eye(g.shape[-1], dtype=g.dtype, device=g.device)
-    out: Tensor = 4 * torch.linalg.solve(eye + 2 * g, g)
-    return out
+    return 4 * torch.linalg.solve(eye + 2 * g, g)

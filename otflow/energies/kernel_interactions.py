@@ -226,14 +226,12 @@ def _(mu: Gaussian, F: ExponentialInteraction) -> Tensor:
     logdet = torch.linalg.slogdet(eye - near).logabsdet + torch.linalg.slogdet(eye + near).logabsdet
     # Where it is infinite so shall be its slope, rather than zero; B does not vanish there.
     beyond = B.square().sum((-1, -2)) * torch.where(finite, 0.0, math.inf).to(B.dtype)
-    out: Tensor = s + tilt - logdet / 2 + beyond
-    return out
+    return s + tilt - logdet / 2 + beyond
 
 
 def _positive(m: Tensor) -> Tensor:
     """Which symmetric matrices are positive definite, (*batch,)."""
-    out: Tensor = torch.linalg.cholesky_ex(m.detach()).info == 0
-    return out
+    return torch.linalg.cholesky_ex(m.detach()).info == 0
 
 
 @_mean_softplus.register(Gaussian)

@@ -131,10 +131,9 @@ class SinkhornDivergence(Towards):
 
     def __call__(self, mu: Measure) -> Tensor:
         self.admit(mu)
-        out: Tensor = sinkhorn_divergence(
+        return sinkhorn_divergence(
             mu, self.target, self.eps, engine=self.engine, tol=self.tol, max_iter=self.max_iter
         )
-        return out
 
     def __repr__(self) -> str:
         return f"SinkhornDivergence({self.target!r}, eps={self.eps:g})"

@@ -261,8 +261,7 @@ def _quotient(velocity: Tensor, mu: Gaussian) -> Tensor:
         rule = "how the law moves does not tell how the field acts off the range of its covariance"
         remedy = "use Euler() or Dopri5(), or a field that gives matrix(t, mu)"
         checks.fail("mu", f"{mu!r} with a singular covariance", rule, remedy)
-    B: Tensor = velocity @ torch.linalg.pinv(mu.root)
-    return B
+    return velocity @ torch.linalg.pinv(mu.root)
 
 
 @cache

@@ -120,8 +120,7 @@ class SinkhornAttention(Attention):
 
 def _plain(a: Tensor) -> Tensor:
     """The numbers alone: no graph, no tangent."""
-    primal: Tensor = forward_ad.unpack_dual(a.detach()).primal
-    return primal
+    return forward_ad.unpack_dual(a.detach()).primal
 
 
 def _symmetric(m: Weights) -> bool:

@@ -45,8 +45,7 @@ class _Solve(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, b: Tensor, _: None) -> Tensor:
-        out: Tensor = ctx.A.solve(b)
-        return out
+        return ctx.A.solve(b)
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,7 @@ class Tridiagonal:
 
     def solve(self, b: Tensor) -> Tensor:
         """A^-1 b for b (*batch, k) and positive definite A, else NaN; differentiable in b alone."""
-        out: Tensor = _Solve.apply(b, self)  # type: ignore[no-untyped-call]
-        return out
+        return _Solve.apply(b, self)  # type: ignore[no-untyped-call]
 
     def dense(self) -> Tensor:
         return torch.diag_embed(self.diag) + torch.diag_embed(self.off, 1) + torch.diag_embed(self.off, -1)

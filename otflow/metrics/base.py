@@ -99,8 +99,7 @@ def _(metric: Wasserstein, mu: Measure, nu: Measure) -> Tensor:
     from otflow.transport.chain import geodesic
 
     result = geodesic(mu, nu)
-    out: Tensor = getattr(result, "distance", result)
-    return out
+    return getattr(result, "distance", result)
 
 
 # --- paths ---------------------------------------------------------------------------------------------
@@ -138,8 +137,7 @@ def _steps(measures: Sequence[Measure], ts: Any) -> list[float]:
     times = torch.linspace(0, 1, n, dtype=torch.float64) if ts is None else checks.tensor(ts, "ts").double()
     if times.shape != (n,) or bool((times.diff() <= 0).any()):
         checks.fail("ts", f"{ts!r:.60}", f"{n} increasing times are needed", "pass one for each measure")
-    out: list[float] = times.diff().tolist()
-    return out
+    return times.diff().tolist()
 
 
 @singledispatch

@@ -125,5 +125,4 @@ def log_growth(z: Tensor, definite: Tensor) -> Tensor:
 def _definite(A: Tensor) -> Tensor:
     """Whether A is symmetric and positive semidefinite, (*batch,)."""
     skew = (A - A.mT).abs().amax((-1, -2))
-    out: Tensor = (skew == 0) & (torch.linalg.eigvalsh(A)[..., 0] >= 0)
-    return out
+    return (skew == 0) & (torch.linalg.eigvalsh(A)[..., 0] >= 0)

@@ -137,8 +137,7 @@ def kinked(v: Tensor, kink: Callable[..., bool], *where: Tensor) -> Tensor:
     """``v`` itself; its second derivatives raise `DerivativeError` if there is a kink(*where, v)."""
     if not learns(v):
         return v
-    out: Tensor = _Kinked.apply(v, kink, *where)  # type: ignore[no-untyped-call]
-    return out
+    return _Kinked.apply(v, kink, *where)  # type: ignore[no-untyped-call]
 
 
 class _Kinked(torch.autograd.Function):
@@ -184,8 +183,7 @@ def streamed(f: Callable[..., Tensor], tiles: Iterable[slice], *args: Tensor) ->
     """
     tiles = list(tiles)
     if len(tiles) > 1 and learns(*args):
-        out: Tensor = _Streamed.apply(f, tiles, *args)  # type: ignore[no-untyped-call]
-        return out
+        return _Streamed.apply(f, tiles, *args)  # type: ignore[no-untyped-call]
     return f(tiles[0], *args) if len(tiles) == 1 else side_by_side(lambda rows: f(rows, *args), tiles)
 
 

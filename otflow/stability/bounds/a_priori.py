@@ -272,8 +272,7 @@ class _Run:
 
     def beyond(self, times: Array, values: Array) -> Array:
         """The values, infinite from the blow-up on."""
-        out: Array = np.where(times[:, None] >= self.blow_up, math.inf, values)
-        return out
+        return np.where(times[:, None] >= self.blow_up, math.inf, values)
 
     def follow(self, piece: _Piece) -> _Path:
         """log R on a piece; who blows up is recorded and held, and the others go on."""
@@ -351,8 +350,7 @@ def _rough(values: Array, total: Array) -> Array:
     # An error of 1e-13 in log R is one of about 1e-13 |ell| in ell: asking for more would halve for ever.
     tol = np.minimum(1e-3, 1e-11 + 1e-12 * np.abs(total))
     gap = np.abs(np.exp(values[0] - total) - np.exp(values[1] - total))
-    rough: Array = (gap > tol).any(-1)
-    return rough
+    return (gap > tol).any(-1)
 
 
 def _gauss(ell: Callable[[Array], Array], a: Array, b: Array) -> Array:

@@ -261,8 +261,7 @@ def _root(s: Tensor, at_least: float = 0.0) -> Tensor:
     """V diag(values)^(1/2), with zero for what is rounding (or a least value, relative to the largest)."""
     values, v = torch.linalg.eigh(s)
     floor = at_least * values[:, -1:].clamp(min=0)
-    root: Tensor = v * torch.where(values > _noise(values), values, floor).sqrt()[:, None, :]
-    return root
+    return v * torch.where(values > _noise(values), values, floor).sqrt()[:, None, :]
 
 
 # --- derivatives -------------------------------------------------------------------------------------

@@ -199,8 +199,7 @@ def _thin_pulls(a: Tensor, b: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _phi(a: Tensor, b: Tensor, eps: Tensor) -> Tensor:
-    out: Tensor = _Phi.apply(a, b, eps)  # type: ignore[no-untyped-call]
-    return out
+    return _Phi.apply(a, b, eps)  # type: ignore[no-untyped-call]
 
 
 # --- the debiased divergence -------------------------------------------------------------------------

@@ -201,7 +201,7 @@ def bures_exp(mu: Gaussian, u: Tangent) -> Gaussian:
     >>> bures_exp(mu, bures_log(mu, Gaussian([1.0], [[2.0]]))).cov.item()
     4.0
     """
-    return checks.instance(mu, Gaussian, "mu").move(u)  # type: ignore[no-any-return]
+    return checks.instance(mu, Gaussian, "mu").move(u)
 
 
 def bures_log(mu: Gaussian, nu: Gaussian) -> Tangent:
@@ -230,8 +230,7 @@ def _narrow(b: Tensor, width: int, eps: float) -> Tensor:
     rank = (s > max(b.shape[-2:]) * eps * s[..., :1]).sum(-1).max().item()
     rule = f"the root of mu has {width} columns, too few to carry it"
     checks.require(rank <= width, "rank of nu", rank, rule, "append columns of zeros to the root of mu")
-    narrow: Tensor = b @ yt[..., :width, :].mT
-    return narrow
+    return b @ yt[..., :width, :].mT
 
 
 # --- maps --------------------------------------------------------------------------------------------

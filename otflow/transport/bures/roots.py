@@ -107,8 +107,7 @@ def frame(r: Tensor) -> Tensor | None:
     """For roots wider than high, orthonormal columns Q with R = (R Q) Q^T."""
     if r.shape[-1] <= r.shape[-2]:
         return None
-    q: Tensor = torch.linalg.qr(r.detach().mT).Q
-    return q
+    return torch.linalg.qr(r.detach().mT).Q
 
 
 def thin(r: Tensor) -> Tensor:

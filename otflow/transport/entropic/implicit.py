@@ -85,8 +85,7 @@ def _resolvent(kernel: AbsorbedKernel, G: Tensor, rhs: Tensor) -> Tensor:
 
 def potential(q: Tensor, k: Tensor, loga: Tensor, logb: Tensor, G: Tensor) -> Tensor:
     """G itself, (B, m), with its derivatives in q, k, log a and log b attached."""
-    out: Tensor = _Potential.apply(q, k, loga, logb, G)  # type: ignore[no-untyped-call]
-    return out
+    return _Potential.apply(q, k, loga, logb, G)  # type: ignore[no-untyped-call]
 
 
 class _Dual(torch.autograd.Function):
@@ -169,5 +168,4 @@ def dual(make: Make, twice: Make | None, x: Tensor, y: Tensor, a: Tensor, b: Ten
     ``make`` is used for values and first derivatives, ``twice``, whose scores are scalar products, for second
     ones. Weights that sum to one are meant: the derivatives in them are the potentials, up to constants.
     """
-    out: Tensor = _Dual.apply(make, twice, x, y, a, b, G)  # type: ignore[no-untyped-call]
-    return out
+    return _Dual.apply(make, twice, x, y, a, b, G)  # type: ignore[no-untyped-call]

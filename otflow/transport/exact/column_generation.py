@@ -74,7 +74,7 @@ class Costs:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.D.shape  # type: ignore[no-any-return]
+        return self.D.shape
 
     @property
     def T(self) -> Costs:
@@ -127,8 +127,7 @@ def violated(c: Any, f: Array, g: Array, k: int, tol: float) -> tuple[Array, Arr
 def missing(some: Array, pairs: Array) -> Array:
     """Those of some pairs that are not among others."""
     place = np.minimum(np.searchsorted(pairs, some), len(pairs) - 1)
-    out: Array = some[pairs[place] != some]
-    return out
+    return some[pairs[place] != some]
 
 
 def tightest(c: Any, f: Array, g: Array, pairs: Array, kept: Array, k: int) -> Array:

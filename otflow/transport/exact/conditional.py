@@ -345,5 +345,4 @@ def _moved(plan: Any, mu: Measure, nu: Measure) -> Tensor:
         _label(one, name).expand(*plan.batch, -1).gather(-1, index)
         for one, name, index in ((mu, "mu", plan.rows), (nu, "nu", plan.cols))
     )
-    moved: Tensor = (plan.mass * (ours - theirs).square()).sum(-1)
-    return moved
+    return (plan.mass * (ours - theirs).square()).sum(-1)

@@ -43,8 +43,7 @@ def _frozen(h: Tensor, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
         raise DerivativeError(MIXED)
     if not (w.requires_grad and (x.requires_grad or y.requires_grad)):
         return h
-    out: Tensor = _Frozen.apply(h, x, y)  # type: ignore[no-untyped-call]
-    return out
+    return _Frozen.apply(h, x, y)  # type: ignore[no-untyped-call]
 
 
 def _pick(x: Tensor, k: Tensor) -> Tensor:

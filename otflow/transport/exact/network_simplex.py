@@ -316,8 +316,7 @@ def _rows(c: Any, g: Array) -> Array:
     f = np.empty(c.shape[0])
     for rows in column_generation.tiles(c):
         f[rows] = (c[rows] - g).min(1)
-    below: Array = np.nextafter(np.minimum(f, MAX), -np.inf)
-    return below
+    return np.nextafter(np.minimum(f, MAX), -np.inf)
 
 
 def reachable(distance: float) -> float:

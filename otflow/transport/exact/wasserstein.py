@@ -122,8 +122,7 @@ def _(mu: Gaussian, nu: Measure, p: float = 2, *, start: Plan | None = None) -> 
             "nu", repr(nu), "mu is a Gaussian, which has no atoms", "sample mu, or pass two Gaussians"
         )
     checks.require(p == 2, "p", repr(p), "between Gaussians only p = 2 is known", "use p=2, or sample both")
-    distance: Tensor = bures_wasserstein(mu, nu)
-    return distance
+    return bures_wasserstein(mu, nu)
 
 
 def _order(p: float) -> float:

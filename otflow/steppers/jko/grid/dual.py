@@ -134,8 +134,7 @@ def _inverse(A: Array) -> Array:
     low = (a + d) / 2 - np.hypot((a - d) / 2, b)
     lift = np.maximum(SOFT - low, 0)
     a, d = a + lift, d + lift
-    out: Array = np.stack([np.stack([d, -b]), np.stack([-b, a])]) / (a * d - b * b)
-    return out
+    return np.stack([np.stack([d, -b]), np.stack([-b, a])]) / (a * d - b * b)
 
 
 def particles(mu: Array, parts: NDArray[np.intp]) -> CellParticles:

@@ -311,5 +311,4 @@ def _gap(rho: Array, p: Array, at: Point, dual: Dual | LineDual) -> Array:
     outer = dual.cell * (rho * V).sum(axes)
     move = at.cost / (2 * dual.tau)
     size = np.maximum(np.abs(inner) + np.abs(outer) + move, 1e-300)
-    gap: Array = (inner + outer + move - (at.J + shift - rise)) / size
-    return gap
+    return (inner + outer + move - (at.J + shift - rise)) / size

@@ -38,8 +38,7 @@ class LineDual:
         m = np.pad(self.mass, ((0, 0), (2, 2)), mode="symmetric")
         far, a, b, beyond = m[:, :-3], m[:, 1:-2], m[:, 2:-1], m[:, 3:]
         low, high = np.minimum(a, b), np.maximum(a, b)
-        out: Array = np.minimum(np.clip((7 * (a + b) - far - beyond) / 12, low, high), 3 * low)
-        return out
+        return np.minimum(np.clip((7 * (a + b) - far - beyond) / 12, low, high), 3 * low)
 
     @cached_property
     def _cubics(self) -> Array:

@@ -134,8 +134,7 @@ def _halves(n: int) -> Any:
 def cycle(grids: Hierarchy, b: Array, depth: int = 0) -> Array:
     """One symmetric V-cycle with two Jacobi sweeps on either side, for A x = b."""
     if depth == len(grids.levels):
-        out: Array = grids.bottom.solve(b)
-        return out
+        return grids.bottom.solve(b)
     A, D, P = (level := grids.levels[depth]).A, level.D, level.P
     x = b / D
     x += (b - A @ x) / D
