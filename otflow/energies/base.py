@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from otflow.base import checks
 from otflow.base.algebra import Linear
 from otflow.base.derivatives import learns
 from otflow.base.errors import DerivativeError, InputError
+from otflow.base.matrices import of_energy, one_square
 from otflow.base.tangent import Tangent
 from otflow.measures import Measure
 
@@ -85,6 +86,31 @@ class Sum(Energy):
     def differential(self, mu: Measure) -> Tangent:
         first, *rest = (c * term.differential(mu) for term, c in self.pairs())
         return sum(rest, start=first)
+
+
+class MatrixEnergy(Energy):
+    """An energy of the scores Ax.y between tokens, for one matrix A, which may be learnt."""
+
+    def __init__(self, A: Any, *, symmetric: bool = True) -> None:
+        A = one_square(A, "A")
+        self.A = of_energy(A, "A") if symmetric else A
+
+    def wants_graph(self, mu: Measure) -> bool:
+        return super().wants_graph(mu) or learns(self.A)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(d={len(self.A)})"
+
+
+def refuse_density(mu: Measure) -> NoReturn:
+    """The error of energies of scores on measures other than clouds and Gaussians."""
+    remedy = "use Particles or a Gaussian, say Particles(*mu.nodes())"
+    checks.fail("mu", mu, "scores are between tokens", remedy)
+
+
+def one_node(mu: Measure) -> Tensor:
+    """A node of mu without its graph: a function whose value there has one has parameters of its own."""
+    return mu.nodes()[0][..., :1, :].detach()
 
 
 def one_each(value: Tensor, mu: Measure) -> None:

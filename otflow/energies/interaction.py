@@ -10,7 +10,7 @@ from torch import Tensor
 from otflow.base import checks
 from otflow.base.kernels import row_tiles
 from otflow.base.tangent import Tangent
-from otflow.energies.base import Energy, called, gradient, trust_nodes
+from otflow.energies.base import Energy, called, gradient, one_node, trust_nodes
 from otflow.measures import Gaussian, Measure
 
 
@@ -40,11 +40,10 @@ class Interaction(Energy):
         return self._double_integral(mu)
 
     def wants_graph(self, mu: Measure) -> bool:
-        if not torch.is_grad_enabled() or super().wants_graph(mu):
+        if super().wants_graph(mu) or not torch.is_grad_enabled():
             return torch.is_grad_enabled()
-        x = mu.nodes()[0][..., :1, :].detach()
-        probe = called(self.W, "W(x, y)", x[..., None, :], x[..., None, :, :] + 1.0)
-        return probe.requires_grad  # W has parameters of its own
+        x = one_node(mu)
+        return called(self.W, "W(x, y)", x[..., None, :], x[..., None, :, :] + 1.0).requires_grad
 
     def _admit(self, mu: Measure) -> None:
         """Refuse measures on which the double sum over the nodes is not the double integral."""
@@ -64,14 +63,11 @@ class Interaction(Energy):
         with torch.enable_grad():
             coords = [c.detach().requires_grad_() for c in mu.coords]
             nodes = mu.at(coords).nodes()
-            leaves = [a.detach().requires_grad_() for a in nodes]
-            grads = self._node_gradient(leaves[0], leaves[1])
+            x, w = (a.detach().requires_grad_() for a in nodes)
+            parts = (gradient(self._tile(x, w, rows).sum(), (x, w)) for rows in self._tiles(x))
+            grads = sum(parts, start=Tangent([torch.zeros_like(x), torch.zeros_like(w)]))
             through = torch.stack([(a * g).sum() for a, g in zip(nodes, grads, strict=True)]).sum()
             return gradient(through, coords)
-
-    def _node_gradient(self, x: Tensor, w: Tensor) -> Tangent:
-        parts = (gradient(self._tile(x, w, rows).sum(), (x, w)) for rows in self._tiles(x))
-        return sum(parts, start=Tangent([torch.zeros_like(x), torch.zeros_like(w)]))
 
     def _tiles(self, x: Tensor) -> Iterator[slice]:
         return row_tiles(x.shape[-2], x.numel())  # W makes arrays of size rows * n * d

@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import math
 from functools import singledispatch
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from otflow.base import checks, kernels
-from otflow.base.derivatives import learns
 from otflow.base.errors import NotFiniteError
-from otflow.base.matrices import fitting, of_energy, one_square
+from otflow.base.matrices import fitting
 from otflow.base.tangent import Tangent
-from otflow.energies.base import Energy
+from otflow.energies.base import MatrixEnergy, refuse_density
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.transport.comparable import merge, streamed
 
@@ -32,7 +31,7 @@ REACH = 12.0  # frequencies that count: 1 / sinh(pi u) is below rounding beyond
 FREQUENCIES = 2**17  # limit on their number; scores up to 7e4
 
 
-class ExponentialInteraction(Energy):
+class ExponentialInteraction(MatrixEnergy):
     """F(mu) = 1/2 int int exp(Ax.y) dmu dmu, A symmetric.
 
     Its descent is unnormalised attention with V = -A (Sander et al. 2022, Proposition 2), and in the metric
@@ -61,9 +60,6 @@ class ExponentialInteraction(Energy):
     True
     """
 
-    def __init__(self, A: Any) -> None:
-        self.A = of_energy(one_square(A, "A"), "A")
-
     def __call__(self, mu: Measure) -> Tensor:
         return self.log_value(mu).exp()
 
@@ -78,16 +74,16 @@ class ExponentialInteraction(Energy):
         return _log_mean_exp(mu, self) - math.log(2)
 
     def differential(self, mu: Measure) -> Tangent:
-        return _exponential_slope(mu, self)
+        """w_i sum_j w_j exp(Ax_i.x_j) A x_j on a cloud, which is differentiable in its turn."""
+        if not isinstance(mu, Particles):
+            return super().differential(mu)
+        x, Ax = _tokens(mu, self.A)
+        logw = mu.w.log()
+        mean, lse = kernels.attend(Ax, x, Ax, logw)
+        return Tangent([torch.exp(logw + lse)[..., None] * mean])
 
-    def wants_graph(self, mu: Measure) -> bool:
-        return super().wants_graph(mu) or learns(self.A)
 
-    def __repr__(self) -> str:
-        return f"ExponentialInteraction(d={len(self.A)})"
-
-
-class SigmoidInteraction(Energy):
+class SigmoidInteraction(MatrixEnergy):
     """F(mu) = 1/2 int int log(1 + exp(Ax.y)) dmu dmu, A symmetric.
 
     Its descent is sigmoid attention with V = -A. On a Gaussian, with s = Am.m and the characteristic function
@@ -111,20 +107,16 @@ class SigmoidInteraction(Energy):
     True
     """
 
-    def __init__(self, A: Any) -> None:
-        self.A = of_energy(one_square(A, "A"), "A")
-
     def __call__(self, mu: Measure) -> Tensor:
         return _mean_softplus(mu, self) / 2
 
     def differential(self, mu: Measure) -> Tangent:
-        return _sigmoid_slope(mu, self)
-
-    def wants_graph(self, mu: Measure) -> bool:
-        return super().wants_graph(mu) or learns(self.A)
-
-    def __repr__(self) -> str:
-        return f"SigmoidInteraction(d={len(self.A)})"
+        """w_i sum_j w_j sigmoid(Ax_i.x_j) A x_j on a cloud, which is differentiable in its turn."""
+        if not isinstance(mu, Particles):
+            return super().differential(mu)
+        x, Ax = _tokens(mu, self.A)
+        w = mu.w[..., None]
+        return Tangent([w * kernels.sigmoid_sum(Ax, x, w * Ax)])
 
 
 # --- clouds --------------------------------------------------------------------------------------------
@@ -140,7 +132,7 @@ def _tokens(mu: Particles, A: Tensor) -> tuple[Tensor, Tensor]:
 @singledispatch
 def _log_mean_exp(mu: Measure, F: ExponentialInteraction) -> Tensor:
     """log int int exp(Ax.y) dmu dmu."""
-    _refuse(mu)
+    refuse_density(mu)
 
 
 @_log_mean_exp.register(Particles)
@@ -152,23 +144,9 @@ def _(mu: Particles, F: ExponentialInteraction) -> Tensor:
 
 
 @singledispatch
-def _exponential_slope(mu: Measure, F: ExponentialInteraction) -> Tangent:
-    return Energy.differential(F, mu)
-
-
-@_exponential_slope.register(Particles)
-def _(mu: Particles, F: ExponentialInteraction) -> Tangent:
-    """w_i sum_j w_j exp(Ax_i.x_j) A x_j, which is differentiable in its turn."""
-    x, Ax = _tokens(mu, F.A)
-    logw = mu.w.log()
-    mean, lse = kernels.attend(Ax, x, Ax, logw)
-    return Tangent([torch.exp(logw + lse)[..., None] * mean])
-
-
-@singledispatch
 def _mean_softplus(mu: Measure, F: SigmoidInteraction) -> Tensor:
     """int int log(1 + exp(Ax.y)) dmu dmu."""
-    _refuse(mu)
+    refuse_density(mu)
 
 
 @_mean_softplus.register(Particles)
@@ -184,19 +162,6 @@ def _softplus_rows(rows: slice, q: Tensor, k: Tensor, w: Tensor) -> Tensor:
     s = q[:, rows] @ k.mT
     # Not by torch's softplus, which is linear from 20 on: too early for double precision.
     return (torch.logaddexp(s, torch.zeros_like(s)) @ w[..., None])[..., 0]
-
-
-@singledispatch
-def _sigmoid_slope(mu: Measure, F: SigmoidInteraction) -> Tangent:
-    return Energy.differential(F, mu)
-
-
-@_sigmoid_slope.register(Particles)
-def _(mu: Particles, F: SigmoidInteraction) -> Tangent:
-    """w_i sum_j w_j sigmoid(Ax_i.x_j) A x_j, which is differentiable in its turn."""
-    x, Ax = _tokens(mu, F.A)
-    w = mu.w[..., None]
-    return Tangent([w * kernels.sigmoid_sum(Ax, x, w * Ax)])
 
 
 # --- Gaussians -----------------------------------------------------------------------------------------
@@ -293,9 +258,3 @@ def _in_range(x: Tensor, Ax: Tensor) -> tuple[Tensor, Tensor]:
     if not bool(torch.isfinite(bound)):
         raise NotFiniteError("the scores Ax.y leave the range of floating point; rescale tokens or A.", bound)
     return x, Ax
-
-
-def _refuse(mu: Measure) -> NoReturn:
-    checks.fail(
-        "mu", repr(mu), "scores are between tokens", "use Particles or a Gaussian, say Particles(*mu.nodes())"
-    )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
-from otflow.energies.base import Energy, called, trust_nodes
+from otflow.energies.base import Energy, called, one_node, trust_nodes
 from otflow.measures import Measure
 
 
@@ -33,10 +33,9 @@ class Potential(Energy):
         return self._integral(mu)
 
     def wants_graph(self, mu: Measure) -> bool:
-        if not torch.is_grad_enabled() or super().wants_graph(mu):
-            return torch.is_grad_enabled()
-        probe = called(self.U, "U(x)", mu.nodes()[0][..., :1, :].detach())
-        return probe.requires_grad  # U has parameters of its own
+        return super().wants_graph(mu) or (
+            torch.is_grad_enabled() and called(self.U, "U(x)", one_node(mu)).requires_grad
+        )
 
     def _integral(self, mu: Measure, *, absolute: bool = False) -> Tensor:
         x, w = mu.nodes()

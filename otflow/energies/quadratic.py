@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import singledispatch
 from typing import Any
 
 from torch import Tensor
@@ -73,20 +72,16 @@ class QuadraticInteraction(Interaction):
         return f"QuadraticInteraction(d={self.K.shape[-1]})"
 
 
-@singledispatch
 def _spread(mu: Measure, A: Tensor, name: str, about: Tensor | None) -> Tensor:
     """int 1/2 (x - c).A(x - c) dmu about the point c, or about the mean."""
+    if isinstance(mu, Gaussian):
+        A = fitting(A, name, mu.d, mu.mean)
+        own = (mu.root * (A @ mu.root)).sum((-1, -2)) / 2
+        return own if about is None else own + half_square((mu.mean - about)[..., None, :], A)[..., 0]
     x, w = mu.nodes()
     A = fitting(A, name, x.shape[-1], x)
     c = (w[..., None] * x).sum(-2) if about is None else about
     return (w * half_square(x - c[..., None, :], A)).sum(-1)
-
-
-@_spread.register(Gaussian)
-def _(mu: Gaussian, A: Tensor, name: str, about: Tensor | None) -> Tensor:
-    A = fitting(A, name, mu.d, mu.mean)
-    own = (mu.root * (A @ mu.root)).sum((-1, -2)) / 2
-    return own if about is None else own + half_square((mu.mean - about)[..., None, :], A)[..., 0]
 
 
 def half_square(x: Tensor, A: Tensor) -> Tensor:

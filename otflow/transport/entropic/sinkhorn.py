@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import singledispatch
 from typing import Any, Literal
 
 import torch
@@ -18,7 +17,7 @@ from otflow.transport.entropic.costs import Cost, PowerCost, as_cost
 from otflow.transport.entropic.engines import Engine, Scaling, scale
 from otflow.transport.entropic.implicit import DualPieces, dual, plain
 from otflow.transport.entropic.log_kernel import Bilinear, LogKernel, Pairwise
-from otflow.transport.entropic.newton import NewtonSinkhorn
+from otflow.transport.entropic.newton import options
 from otflow.transport.entropic.scaling import AbsorbedKernel
 
 DIFFERENCES = 2**22  # pairs up to which costs come from differences rather than from scalar products
@@ -256,8 +255,7 @@ def _problem_of(mu: Measure, nu: Measure, eps: float, cost: Any) -> EntropicProb
 def _solve(
     problem: EntropicProblem, engine: Engine | None, tol: float, max_iter: int, start: EntropicPlan | None
 ) -> EntropicPlan:
-    engine = NewtonSinkhorn() if engine is None else checks.instance(engine, Engine, "engine")
-    tol, max_iter = checks.positive(tol, "tol"), checks.count(max_iter, "max_iter")
+    engine, tol, max_iter = options(engine, tol, max_iter)
     with torch.no_grad():
         G = _start(problem, start)
         kernel = problem.kernel()
@@ -312,7 +310,6 @@ def _worst(codes: Any) -> str:
     return next((name for name in names if name != "ok"), "ok")
 
 
-@singledispatch
 def sinkhorn_divergence(
     mu: Measure,
     nu: Measure,
@@ -337,7 +334,12 @@ def sinkhorn_divergence(
     >>> round(sinkhorn_divergence(mu, nu, eps=10.0).item(), 6)  # a translation by 2
     4.0
     """
+    if isinstance(mu, Gaussian):
+        from otflow.transport.bures.entropic import gaussian_sinkhorn_divergence
 
+        rule = "Gaussians are compared by the squared distance"
+        checks.require(cost is None, "cost", cost, rule, "leave cost out")
+        return gaussian_sinkhorn_divergence(mu, checks.instance(nu, Gaussian, "nu"), eps)
     pairs = (mu, nu), (mu, mu), (nu, nu)
     known: dict[tuple[int, int], EntropicPlan] = {}  # a measure against itself is one problem, not three
     for one, other in pairs:
@@ -351,25 +353,6 @@ def sinkhorn_divergence(
     if failed:
         raise ConvergenceError(f"Sinkhorn divergence: {_complaint(failed[0])}", value.to(mu.dtype))
     return _cast(_nonnegative(value, plans), mu.dtype)
-
-
-@sinkhorn_divergence.register(Gaussian)
-def _(
-    mu: Gaussian,
-    nu: Measure,
-    eps: float,
-    *,
-    cost: Any = None,
-    engine: Engine | None = None,
-    tol: float = 1e-9,
-    max_iter: int = 10_000,
-) -> Tensor:
-    from otflow.transport.bures.entropic import gaussian_sinkhorn_divergence
-
-    checks.require(
-        cost is None, "cost", cost, "Gaussians are compared by the squared distance", "leave cost out"
-    )
-    return gaussian_sinkhorn_divergence(mu, checks.instance(nu, Gaussian, "nu"), eps)
 
 
 def _nonnegative(value: Tensor, plans: list[EntropicPlan]) -> Tensor:
