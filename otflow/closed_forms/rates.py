@@ -42,9 +42,8 @@ def multihead_rate(S: Any, A: Any, C: Any) -> Tensor:
     """
     S = matrices.covariance(S, "S")
     A, C = matrices.heads(A, "A", S, "S"), matrices.heads(C, "C", S, "S")
-    if A.shape[-3] != C.shape[-3]:
-        rule = f"A has {A.shape[-3]} heads"
-        checks.fail("C.shape", tuple(C.shape), rule, "pass one C for each A")
+    rule = f"A has {A.shape[-3]} heads"
+    checks.require(A.shape[-3] == C.shape[-3], "C.shape", C.shape, rule, "pass one C for each A")
     each = S[..., None, :, :]
     return _both((C @ each @ A @ each).sum(-3))
 
@@ -108,8 +107,7 @@ def sinkhorn_rate_inverse_right(S: Any, A: Any, V: Any, *, eps: float = 1.0) -> 
     >>> round(sinkhorn_rate_inverse_right([[1.0]], [[1.0]], [[1.0]]).item(), 12)
     1.2360679775
     """
-    S, A, V = _regular(S, A, V)
-    b = 1 / checks.positive(eps, "eps")
+    S, A, V, b = _regular(S, A, V, eps)
     return b * _both(V @ solve_right(_bracket(S, A, b), A.mT))
 
 
@@ -121,8 +119,7 @@ def sinkhorn_rate_inverse_left(S: Any, A: Any, V: Any, *, eps: float = 1.0) -> T
     >>> round(sinkhorn_rate_inverse_left([[1.0]], [[1.0]], [[1.0]]).item(), 12)
     1.2360679775
     """
-    S, A, V = _regular(S, A, V)
-    b = 1 / checks.positive(eps, "eps")
+    S, A, V, b = _regular(S, A, V, eps)
     return b * _both(V @ solve(A.mT, solve(S, _bracket(S, A.mT, b)) @ S))
 
 
@@ -139,14 +136,16 @@ def sinkhorn_poster_rate(S: Any, A: Any, V: Any) -> Tensor:
     >>> round(sinkhorn_poster_rate([[1.0]], [[1.0]], [[1.0]]).item(), 12)
     1.2360679775
     """
-    S, A, V = _regular(S, A, V)
-    return _both(V @ _bracket(S, A, 1.0) @ solve(S, solve(A.mT, S)))
+    S, A, V, b = _regular(S, A, V)
+    return _both(V @ _bracket(S, A, b) @ solve(S, solve(A.mT, S)))
 
 
-def _regular(S: Any, A: Any, V: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _regular(S: Any, A: Any, V: Any, eps: float = 1.0) -> tuple[Tensor, Tensor, Tensor, float]:
+    """S > 0, an invertible A, V, and b = 1 / eps."""
     S = matrices.positive_definite(S, "S")
     A = matrices.fits(matrices.invertible(A, "A"), "A", S, "S")
-    return S, A, matrices.fits(matrices.square(V, "V"), "V", S, "S")
+    V = matrices.fits(matrices.square(V, "V"), "V", S, "S")
+    return S, A, V, 1 / checks.positive(eps, "eps")
 
 
 def _bracket(S: Tensor, A: Tensor, b: float) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
-from functools import partial, singledispatch
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -148,17 +148,10 @@ def _until(ended: Tensor, ts: Tensor, distances: Tensor) -> Tensor:
 def _distance(mu: Measure, nu: Measure, p: float) -> Distance:
     for name, one in (("mu0", mu), ("nu0", nu)):
         checks.instance(one, Measure, name)
-    return _of_order(mu, nu, p)
-
-
-@singledispatch
-def _of_order(mu: Measure, nu: Measure, p: float) -> Distance:
-    checks.require(p == 2, "p", p, f"only particles have distances of any order, this is {mu!r}", "pass p=2")
-    return geodesic
-
-
-@_of_order.register(Particles)
-def _(mu: Particles, nu: Measure, p: float) -> Distance:
+    if not isinstance(mu, Particles):
+        rule = f"only particles have distances of any order, this is {mu!r}"
+        checks.require(p == 2, "p", p, rule, "pass p=2")
+        return geodesic
     _comparable(mu, nu)
     if isinstance(nu, Particles) and _same(mu.w, nu.w) and _same(mu.label, nu.label):
         return partial(apart, p=p)  # small perturbations match by index, which is cheap to check
@@ -171,13 +164,9 @@ def _comparable(mu: Particles, nu: Measure) -> None:
     if not isinstance(nu, Particles):
         checks.fail("nu0", repr(nu), "it is not of the kind of mu0", "pass Particles")
     checks.require(nu.d == mu.d, "nu0.d", nu.d, f"mu0 is in dimension {mu.d}", "compare clouds in one space")
-    try:
-        extends = torch.broadcast_shapes(mu.batch, nu.batch) == nu.batch
-    except RuntimeError:
-        extends = False
-    if not extends:
-        rule = f"its batch must extend that of mu0, {tuple(mu.batch)}"
-        checks.fail("nu0.batch", tuple(nu.batch), rule, "give nu0 the axes of mu0, and others in front")
+    rule = f"its batch must extend that of mu0, {tuple(mu.batch)}"
+    remedy = "give nu0 the axes of mu0, and others in front"
+    checks.require(checks.extends(nu.batch, mu.batch), "nu0.batch", nu.batch, rule, remedy)
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
