@@ -1,4 +1,4 @@
-"""Functions of a measure: moments, extent, rank, clusters, dissipation.
+"""Observables, functions of a measure: moments, extent, rank, clusters, dissipation.
 
 Each takes a measure with any batch and returns one value per member, so that it can be handed to
 ``flow(..., observe={"rank": effective_rank})`` as it is, or applied to ``traj.stacked`` afterwards.
@@ -23,7 +23,9 @@ from otflow.measures import Gaussian, Measure, Particles
 from otflow.metrics import Wasserstein
 from otflow.transport.chain import Distance, chain, geodesic
 
-ROUNDINGS = 16  # a cloud narrower than this many units of the last place of its positions has no spread
+# A cloud narrower than this many roundings of its positions has no spread; chosen: a few more than a sum
+# makes.
+ROUNDINGS = 16
 
 # --- moments -------------------------------------------------------------------------------------------
 

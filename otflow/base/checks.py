@@ -174,7 +174,7 @@ def generator(rng: int | np.random.Generator, name: str = "rng") -> np.random.Ge
 
 
 def function(value: Any, name: str) -> Any:
-    """Something that can be called; a class would be made, not asked."""
+    """Something that can be called, and not a class, because calling that would only make an instance."""
     if isinstance(value, type):
         fail(name, value.__name__, "an instance is needed", f"call it: {value.__name__}(...)")
     if not callable(value):

@@ -1,4 +1,4 @@
-"""Pairwise sums that never hold an n x n matrix when n is large.
+"""Kernels summed over all pairs of tokens, without an n x n matrix in memory when n is large.
 
 Everything here is built on scores between queries and keys,
 
@@ -30,10 +30,12 @@ from torch import Tensor
 from otflow.base.derivatives import keep
 from otflow.base.errors import DerivativeError
 
-DENSE = 2**18  # at most this many scores are held at once as a differentiable dense matrix
-SECOND = 2**25  # at most this many when a second derivative asks for the dense matrix
-BLOCK = 512  # queries that share a prefix of keys in causal attention
-TILE = 2**20  # scores per tile when streaming: a few MB, which stays in cache
+# Scores of a differentiable dense matrix, at most; chosen: 2 MB in float64, below which dense is fast.
+DENSE = 2**18
+SECOND = 2**25  # scores when a second derivative needs the dense matrix, at most; chosen: 256 MB
+# Queries that share a prefix of keys in causal attention; chosen: half a tile of ragged tail each.
+BLOCK = 512  # queries that share a prefix of keys in causal attention; chosen
+TILE = 2**20  # scores per tile when streaming; chosen: 8 MB in float64, about the size of a cache
 
 Mask = tuple[Tensor, Tensor]
 

@@ -1,4 +1,4 @@
-"""The little linear algebra that torch does not do right for us."""
+"""Linear algebra with derivatives that torch gets wrong or lacks: roots, polar factors, small products."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from torch import Tensor
 from otflow.base.derivatives import keep
 from otflow.base.errors import DerivativeError
 
-SMALL, MANY = 6, 512  # up to this size and from this many on, matrices are multiplied entry by entry
+# Matrices up to this size, in stacks from this many on, are multiplied entry by entry; measured: several
+# times as fast as torch there.
+SMALL, MANY = 6, 512
 
 
 def symmetric(a: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Where tokens live: the whole space, the unit sphere, a flat torus."""
+"""Spaces in which tokens live: R^d, the unit sphere, a flat torus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A vector in pieces: what velocities, increments and differentials are made of."""
+"""Tangents: vectors in pieces, one for each coordinate of a measure, that add and scale as one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where interaction energies (1/2) iint W(x - y) dmu dmu lead: equilibria and moments in closed form."""
+"""Aggregation by interaction energies (1/2) iint W(x - y) dmu dmu: equilibria and moments in closed form."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ from torch import Tensor
 from otflow.base import checks, numbers
 from otflow.base.linalg import ratio
 
-NODES = 12  # of Gauss and Legendre in each cell, along all axes but the last
+# Gauss-Legendre nodes per cell along all axes but the last; chosen: `barenblatt_grid` states the error.
+NODES = 12
 
 
 class Exponents(NamedTuple):

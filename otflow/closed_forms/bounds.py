@@ -1,4 +1,4 @@
-"""How large covariances can get under L2 and Sinkhorn attention, and the flow that no bound holds for.
+"""Bounds on covariances under L2 and Sinkhorn attention, and an L2 flow that blows up because none holds.
 
 Castin, Ablin, Carrillo, Peyré, A unified perspective on the dynamics of deep Transformers, 2025,
 arXiv 2501.18322, section 4.

@@ -1,4 +1,4 @@
-"""Minimising movements in closed form: what a JKO scheme does exactly, one step of length tau at a time.
+"""JKO steps in closed form: the exact minimising movement over one step of length tau.
 
     mu' = argmin over nu of F(nu) + W2(nu, mu)^2 / (2 tau)
 

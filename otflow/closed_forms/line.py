@@ -1,4 +1,4 @@
-"""Variances on the line: softmax, L2 and Sinkhorn attention between numbers.
+"""The line: variances of Gaussians on R under softmax, L2 and Sinkhorn attention.
 
     softmax    s' = 2 v a s^2
     L2         s' = 4 v k q s^2 / (1 + 2 k^2 s)

@@ -1,4 +1,4 @@
-"""The few functions of matrices that the closed forms share."""
+"""Matrices: the few functions of them that the closed forms share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How attention pulls nearby Gaussians apart: the derivative of its flow in the distance of Wasserstein.
+"""Sensitivity of attention flows: how fast nearby Gaussians are pulled apart in W2.
 
 On the line a centred Gaussian is its deviation sigma = sqrt(s), and W2 is the difference of deviations. If
 s' = f(s), then f(s) is itself a solution of the linearised equation, so that

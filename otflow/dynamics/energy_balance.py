@@ -1,4 +1,4 @@
-"""Energy against dissipation along a trajectory: how well a run is the gradient flow that it claims to be."""
+"""The energy balance of a trajectory: the energy of a gradient flow falls by what is dissipated."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _(mu: Particles, nu: Particles, metric: Metric) -> Tensor:
 
 @_chord.register(Grid)
 def _(mu: Grid, nu: Grid, metric: Metric) -> Tensor:
-    """int J^2 / rho for the flux J that makes mu into nu, which on the line there is one of."""
+    """int J^2 / rho for the flux J that makes mu into nu; on the line there is only one."""
     rule = "on grids of several dimensions the way between densities is not known from them"
     remedy = 'save every step of JKO() and pass lengths=traj.certificates["cost"][1:]'
     checks.require(len(mu.axes) <= 1, "lengths", None, rule, remedy)

@@ -1,4 +1,4 @@
-"""What a flow writes down on its way."""
+"""The recorder of a flow: measures, observables and certificates at the save times."""
 
 from __future__ import annotations
 

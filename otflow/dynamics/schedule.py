@@ -1,4 +1,4 @@
-"""The times that a flow must hit exactly."""
+"""The schedule of a flow: the times at which a step must end, to save or because a weight jumps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from otflow.base import checks
 
-SNAP = 1e-12  # times closer than this (relative to the span) are one
+SNAP = 1e-12  # times closer than this, relative to the span, are one; chosen: some thousand roundings
 
 
 class StepEnd(NamedTuple):

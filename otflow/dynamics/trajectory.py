@@ -1,4 +1,4 @@
-"""What a flow returns."""
+"""The trajectory that a flow returns: measures at the save times, and what was observed on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Energies add, scale, and know their differential."""
+"""The base of all energies: functionals of measures that add, scale, and have a differential."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def one_each(value: Tensor, mu: Measure) -> None:
 
 
 def called(f: Callable[..., Any], name: str, *args: Tensor) -> Tensor:
-    """f(*args) for a user's function, with a word on torch where it was written for numpy."""
+    """f(*args) for a user's function, and a hint if that was written for numpy rather than torch."""
     try:
         out = f(*args)
     except (RuntimeError, TypeError) as error:

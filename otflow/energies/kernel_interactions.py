@@ -27,8 +27,8 @@ from otflow.energies.base import MatrixEnergy, refuse_density
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.transport.comparable import merge, streamed
 
-REACH = 12.0  # frequencies that count: 1 / sinh(pi u) is below rounding beyond
-FREQUENCIES = 2**17  # limit on their number; scores up to 7e4
+REACH = 12.0  # the highest frequency; rounding: 1 / sinh(12 pi) = 8e-17 is below it
+FREQUENCIES = 2**17  # at most this many frequencies; chosen: enough for scores up to 2 pi 2^17 / 12 = 7e4
 
 
 class ExponentialInteraction(MatrixEnergy):
@@ -253,7 +253,7 @@ def _characteristic(f: _Form, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _in_range(x: Tensor, Ax: Tensor) -> tuple[Tensor, Tensor]:
-    """Both, or an error if scores might overflow to inf - inf, of which no sum knows what it means."""
+    """x and Ax, or an error if scores might overflow, because inf - inf would be NaN."""
     bound = x.shape[-1] * x.detach().abs().amax() * Ax.detach().abs().amax()
     if not bool(torch.isfinite(bound)):
         raise NotFiniteError("the scores Ax.y leave the range of floating point; rescale tokens or A.", bound)

@@ -1,4 +1,4 @@
-"""External potentials: the energy int V dmu."""
+"""External potentials: the energy int U dmu."""
 
 from __future__ import annotations
 

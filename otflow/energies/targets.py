@@ -1,4 +1,4 @@
-"""Energies that draw a measure towards a target: distances, squared."""
+"""Targets: energies that draw a measure towards one, squared distances to it."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ def _quotient(velocity: Tensor, mu: Gaussian) -> Tensor:
 
 @cache
 def load_forward_mode() -> None:
-    """torch loads its forward mode on first use, with a deprecation warning that is not for users."""
+    """Load torch's forward mode, whose first use warns of a deprecation that users cannot mend."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         importlib.import_module("torch._decomp.decompositions_for_jvp")

@@ -1,4 +1,4 @@
-"""Several heads, mixed and summed."""
+"""Multi-head attention: several heads, mixed by matrices and summed."""
 
 from __future__ import annotations
 

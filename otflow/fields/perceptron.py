@@ -1,4 +1,4 @@
-"""The feed-forward block of a Transformer."""
+"""The perceptron, the feed-forward block of a Transformer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields that do not keep Gaussians Gaussian, projected onto those that do.
+"""The projection of a field that does not keep Gaussians Gaussian onto those that do.
 
 Of all affine fields b + B(x - m), the nearest to v in L2(mu), mu = N(m, R R^T), has b = E[v(X)] and
 B = E[grad v(X)] (Stein's lemma), so that with X = m + R z the coordinates of the law move by
@@ -35,10 +35,14 @@ from otflow.fields.perceptron import Perceptron
 from otflow.fields.tokens import TokenField
 from otflow.measures import Gaussian, Measure, Particles
 
-AXIS = {1: 48, 2: 24, 3: 12, 4: 8, 5: 5, 6: 4, 7: 3}  # Gauss-Hermite nodes per column of the root
-REACH = 12.0  # standard deviations that integrals over a line cover
-FREQUENCIES = 2**17  # limit on the nodes in frequency; scores up to 7e4
-TILE = 2**20  # numbers per array while frequencies are summed
+# Gauss-Hermite nodes per column of the root, by their number; chosen: at most some thousand nodes in all.
+AXIS = {1: 48, 2: 24, 3: 12, 4: 8, 5: 5, 6: 4, 7: 3}
+# Half-width of a Gaussian integral in standard deviations, and the highest frequency; rounding: exp(-72)
+# and 1 / sinh(12 pi) are below it.
+REACH = 12.0
+# At most this many nodes in frequency; chosen: enough for scores up to 2 pi 2^17 / 12 = 7e4.
+FREQUENCIES = 2**17
+TILE = 2**20  # numbers per array while frequencies are summed; chosen: 8 MB
 
 
 class GaussianProjection(TokenField):

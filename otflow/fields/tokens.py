@@ -1,4 +1,4 @@
-"""Fields that give every token a velocity, on the cloud and off it."""
+"""Token fields, which give a velocity at every point, whether a token is there or not."""
 
 from __future__ import annotations
 

@@ -144,7 +144,10 @@ def fits(w: Weight, name: str, keep: int, mu: Measure, t: Tensor) -> Tensor:
 
 
 def _own(value: Tensor, keep: int, t: Tensor) -> Tensor:
-    """Of a weight (*clocks, *members, ...), for each clock that of its member: clocks end in the members."""
+    """The value of each member at its own clock, for a weight of shape (*clocks, *members, ...).
+
+    The last axes of the clocks are those of the members.
+    """
     members = value.shape[t.ndim : value.ndim - keep]
     grid = torch.meshgrid(*(torch.arange(n, device=value.device) for n in t.shape), indexing="ij")
     paired = list(zip(members, grid[t.ndim - len(members) :], strict=False))

@@ -17,7 +17,8 @@ from otflow.base.matrices import of_covariance, semidefinite
 from otflow.base.tangent import Tangent, as_tangent
 from otflow.measures.base import Measure, total
 
-HERMITE = {1: 32, 2: 24, 3: 12}  # nodes per axis; beyond three axes a cubature of degree five
+# Gauss-Hermite nodes per axis; chosen: at most 1728 in all; beyond three axes a cubature of degree five.
+HERMITE = {1: 32, 2: 24, 3: 12}
 
 
 @dataclass(frozen=True, eq=False)

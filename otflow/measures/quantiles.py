@@ -17,9 +17,9 @@ from otflow.base.errors import StepError
 from otflow.base.tangent import Tangent, as_tangent
 from otflow.measures.base import Measure, total
 
-GAUSS = 3  # points per interval: exact for polynomials of degree five on each
-LAGUERRE = 12  # points in a tail
-FLAT = 1e-10  # share of the uniform mesh in a graded one: the last levels stay apart in double precision
+GAUSS = 3  # Gauss points per interval: exact for polynomials of degree five on each
+LAGUERRE = 12  # Gauss-Laguerre points in a tail; chosen
+FLAT = 1e-10  # share of the uniform mesh in a graded one; chosen: the last levels stay apart in float64
 
 
 class _Solve(torch.autograd.Function):
@@ -355,7 +355,7 @@ def _in_tails(s: Tensor) -> Tensor:
 
 
 def _end(value: Tensor, tail: Tensor) -> Tensor:
-    """The end of the support where it is finite; all infinite ones leave the graph, with their NaN."""
+    """The end of the support where it is finite; infinite ends leave the graph, whose NaN would spread."""
     good = torch.isfinite(value)
     return torch.where(good, value, tail) if bool(good.any()) else tail
 

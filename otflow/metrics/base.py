@@ -1,4 +1,4 @@
-"""What a metric is, the metric of W2, and distances and actions in a metric."""
+"""The base of all metrics, the metric of W2, and distances and actions in a metric."""
 
 from __future__ import annotations
 

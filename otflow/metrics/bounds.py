@@ -38,7 +38,8 @@ from otflow.measures import Particles
 from otflow.metrics.partition import Partition
 from otflow.metrics.twisted import Twisted
 
-RADII = 200  # rho that are tried
+# Radii rho that are tried; chosen: any rho gives a bound, and the best of many is near the best of all.
+RADII = 200
 
 
 class GroundDistances(NamedTuple):

@@ -1,4 +1,4 @@
-"""The normaliser of softmax attention, as the weight of a metric."""
+"""The partition function of softmax attention, its normaliser, as the weight of a metric."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ from otflow.base.tangent import Tangent
 from otflow.measures import Gaussian, Grid, Measure, Particles
 from otflow.metrics.base import Metric, Wasserstein, displacement, distance, geodesic_distance
 
-NODES = 5  # of Gauss and Legendre along a move: exact if the weight is a polynomial of degree nine along it
+# Gauss-Legendre nodes along a move: exact if the weight is a polynomial of degree nine along it; chosen.
+NODES = 5
 
 
 class Twisted(Metric):

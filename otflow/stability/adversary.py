@@ -1,4 +1,4 @@
-"""The worst perturbation of a cloud that can be found."""
+"""An adversary that searches for the perturbation of a cloud that grows most under a flow."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from otflow.stability.propagator import Propagator, spectrum
 from otflow.steppers import Stepper
 from otflow.transport.comparable import exponent, power_mean
 
-STARTS = 2  # random ones of the linearised search, for p other than 2
-ROUNDS, TOL = 30, 1e-3  # of the linearised search: direction to 1e-3, hence its growth to 1e-6
-GAIN = 1e-5  # relative, below which an ascent has ended
-SHORT = 0.01  # step at which it is given up
+STARTS = 2  # random starts of the linearised search, for p other than 2; chosen
+# Limits of the linearised search; chosen: a direction known to 1e-3 gives its growth to 1e-6, because that
+# is stationary.
+ROUNDS, TOL = 30, 1e-3
+GAIN = 1e-5  # relative gain below which an ascent has ended; chosen
+SHORT = 0.01  # damping at which an ascent is given up; chosen
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Two runs of one flow, side by side."""
+"""Coupled runs: one flow from two measures, and the distance between them."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _common(mu: Trajectory, nu: Trajectory) -> Tensor:
 
 
 def _until(ended: Tensor, ts: Tensor, distances: Tensor) -> Tensor:
-    """The distances, NaN for members of which one run stood still already."""
+    """The distances, NaN for members of which one run had ended by then."""
     late = align(ts.to(ended), torch.empty(len(ts), *ended.shape)) > ended
     return distances.masked_fill(late.to(distances.device), torch.nan)
 

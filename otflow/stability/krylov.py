@@ -1,4 +1,4 @@
-"""The largest singular values of linear maps that are known by their products only."""
+"""Krylov methods for the largest singular values of linear maps that are known by their products only."""
 
 from __future__ import annotations
 

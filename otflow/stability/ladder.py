@@ -1,4 +1,4 @@
-"""The whole ladder of a stability estimate: what happens, the worst that was found, what is certain."""
+"""The ladder of a stability estimate: the observed growth, the worst one found, and the bounds above it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clouds of tokens at a given distance from a given one."""
+"""Perturbations of a cloud of tokens: other clouds at a given distance from it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from otflow.transport.comparable import exponent, merge, power_mean
 from otflow.transport.exact.conditional import conditional_wasserstein
 from otflow.transport.exact.wasserstein import wasserstein
 
-NEAR = 1e-9  # relative error of a distance that counts as reached, on top of the rounding of positions
-DOUBLINGS, CUTS = 30, 100  # of the step, until the distance is passed, and then is met
+# Relative error of a distance that counts as reached, on top of the rounding of positions; chosen.
+NEAR = 1e-9
+# Of the step until the distance is passed, and secants and bisections until it is met; chosen: bisections
+# alone would need fifty.
+DOUBLINGS, CUTS = 30, 100
 
 
 def perturbations(

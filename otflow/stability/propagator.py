@@ -1,4 +1,4 @@
-"""The derivative of a flow map, its transpose, and its singular values."""
+"""The propagator, the derivative of a flow map, with its transpose and its singular values."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from otflow.measures import Gaussian, Measure, Particles
 from otflow.stability.krylov import largest
 from otflow.steppers import Stepper
 
-LARGEST = 2**27  # entries of a matrix
-SMALL = 64  # coordinates up to which singular values are those of the whole matrix
+LARGEST = 2**27  # entries of a matrix, at most; chosen: 1 GB in float64
+# Coordinates up to which singular values are those of the whole matrix; chosen: as many backward passes.
+SMALL = 64
 
 
 class Propagator:

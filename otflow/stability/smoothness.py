@@ -1,4 +1,4 @@
-"""How smooth a layer of softmax attention is: bounds on its Lipschitz constant, and clouds that are worst.
+"""Smoothness of a layer of softmax attention: bounds on its Lipschitz constant, and clouds that are worst.
 
 Displace token i by e_i. Softmax attention with scores Ax_i.x_j and weights P_ij has the derivative
 

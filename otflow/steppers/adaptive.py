@@ -1,4 +1,4 @@
-"""What steppers share that choose their own step, each member of a batch at its own pace."""
+"""The base of adaptive steppers, which choose the step of each member of a batch by its own error."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from otflow.measures import Measure, where
 from otflow.steppers.base import Memory, Step, Stepper
 from otflow.steppers.explicit import Stages
 
+# Of the step size: its safety factor, and the most it may shrink or grow at once; customary (Hairer,
+# Norsett, Wanner II.4).
 SAFETY, SHRINK, GROW = 0.9, 0.2, 5.0
 ALPHA, BETA = 0.7, 0.4  # exponents of the PI controller, times the order (Hairer, Norsett, Wanner II.4)
 

@@ -1,4 +1,4 @@
-"""Steps made of steps: forward-backward splitting, and extrapolation to second order."""
+"""Splitting and extrapolation: steppers that are made of steps of others."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def _takes_start(of: Distance) -> bool:
 
 
 def _number(value: Any, *, failed: bool) -> Tensor:
-    """A distance, plain numbers in double precision; NaN for whoever catches a failure that left none."""
+    """A distance as plain float64 numbers; NaN where a failure left none, for whoever catches the error."""
     if isinstance(value, Tensor):
         return value
     array = np.asarray(value)

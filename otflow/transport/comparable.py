@@ -1,4 +1,4 @@
-"""What two measures share before a distance between them makes sense, and the means that distances are."""
+"""Comparable measures: the checks before a distance between two, and the power means that distances are."""
 
 from __future__ import annotations
 

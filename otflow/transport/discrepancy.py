@@ -18,7 +18,7 @@ from otflow.base.spaces import norm
 from otflow.measures import Measure
 from otflow.transport.comparable import Pair, kinked, pair, root, streamed
 
-ROUNDINGS = 64  # a sum is known up to so many units of rounding of the sum of its absolute values
+ROUNDINGS = 64  # a sum is known up to so many roundings of the sum of its absolute values; chosen
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
 

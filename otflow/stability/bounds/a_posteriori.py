@@ -1,4 +1,4 @@
-"""Bounds on the distance of two flows from one of them, computed."""
+"""A-posteriori bounds on the distance of two flows, computed along one of them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from otflow.stability.bounds.rates import Rates, rates
 from otflow.stability.perturbations import farthest, per_member
 from otflow.transport.comparable import exponent
 
-HUGE = 1e30  # a radius as good as infinite, in single precision as well
-TINY = 1e-30  # stands for a radius of zero, of which there is no logarithm
-SLACK = 1.05  # steps of a stepper may be longer than the flow moves, by its error
-ROOM = 2.0  # a tube may grow by this factor between two save times, else only a-priori constants remain
+HUGE = 1e30  # a radius as good as infinite; chosen: its square is finite in float64 and itself in float32
+TINY = 1e-30  # stands for a radius of zero, which has no logarithm; chosen: representable in float32
+SLACK = 1.05  # the error of a stepper may make a step longer than the field allows, by this factor; chosen
+# A tube may grow by this factor between two save times, else only a-priori constants remain; chosen.
+ROOM = 2.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""The stability estimate that is known before a flow is run: the constant C in W_p(t) <= C W_p(0)."""
+"""The a-priori stability estimate W_p(t) <= C W_p(0), whose constant C is known before a flow is run."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ from otflow.stability.bounds.time_and_radius import Kept, Moment, Radius
 from otflow.transport.comparable import exponent
 
 Array = NDArray[np.float64]
-TOL = 1e-13  # of the solver for the radius
-PANELS, RULES = 32, (5, 8)  # at least so many panels, and the Gauss rules that are compared on each
-LIMIT = 200_000  # evaluations of the field between two switches
-STEEP = 1e12  # a growth e-fold within 1 / STEEP of the time span counts as blow-up
+TOL = 1e-13  # tolerance of the solver for the radius; chosen: some hundred roundings
+# At least so many panels, and the orders of the two Gauss rules that are compared on each; chosen.
+PANELS, RULES = 32, (5, 8)
+LIMIT = 200_000  # evaluations of the field between two switches, at most; chosen
+# Growth by a factor e within 1 / STEEP of the time span counts as blow-up; chosen: time has no more digits.
+STEEP = 1e12
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""How fast an attention field pulls clouds apart near a cloud: bounds on its Jacobian in a tube.
+"""Rates at which an attention field pulls clouds apart: bounds on its Jacobian in a tube around a cloud.
 
 Displace token i by e_i. On a cloud, attention with scores s_ij has the derivative
 

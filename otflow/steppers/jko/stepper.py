@@ -1,4 +1,4 @@
-"""The minimising movement as a stepper, and as a function."""
+"""The JKO stepper, and the minimising movement as a function."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from otflow.base.spaces import norm, power_of_two
 from otflow.measures import Gaussian
 from otflow.transport.bures.roots import thin
 
-SLOW = 0.3  # an iteration that leaves more than this part of the gradient calls for Newton
+SLOW = 0.3  # an iteration that leaves more than this part of the gradient calls for Newton; chosen
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Roots of covariances up to rotation: the distance min_U |R1 - R2 U| over orthogonal U, and equal widths."""
+"""Roots of covariances, which are known up to rotation: the distance min_U |R1 - R2 U| over orthogonal U."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs to move mass from x to y."""
+"""Costs c(x, y) of moving mass from x to y."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def _first(make: Make, x: Tensor, y: Tensor, a: Tensor, b: Tensor, G: Tensor, gr
 def _second(
     make: Make, twice: Make | None, x: Tensor, y: Tensor, a: Tensor, b: Tensor, G: Tensor, grad: Tensor
 ) -> list[Tensor | None]:
-    """The first derivatives once more, in a form that knows how G follows."""
+    """The first derivatives once more, in a form whose derivative includes that of G."""
     if twice is None or bool((a == 0).any() | (b == 0).any()):
         raise DerivativeError(
             "second derivatives of entropic transport need a squared distance or bilinear cost and positive "

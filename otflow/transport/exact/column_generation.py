@@ -1,4 +1,4 @@
-"""Costs that are computed where they are needed, and the few pairs of atoms among which optimal plans live.
+"""Column generation: costs computed where needed, and the few pairs of atoms that an optimal plan may use.
 
 A plan uses less than n + m of the n m pairs, so a simplex needs to know few of them: those which are nearly
 tight, c_ij - f_i - g_j = 0, for potentials that are nearly right, and then those which its own potentials

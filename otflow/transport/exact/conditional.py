@@ -20,7 +20,8 @@ from otflow.transport.exact.envelope import power
 from otflow.transport.exact.line import units
 from otflow.transport.exact.wasserstein import LARGEST, w2, wasserstein
 
-SAME = {torch.float64: 1e-9, torch.float32: 1e-6}  # masses of a label that differ by no more are equal
+# Masses of a label that differ by no more are equal; chosen: sums of many weights round.
+SAME = {torch.float64: 1e-9, torch.float32: 1e-6}
 
 
 def conditional_wasserstein(mu: Measure, nu: Measure, p: float = 2) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from otflow.base import checks, status
 
-LARGEST = 2**27  # entries of a dense plan
+LARGEST = 2**27  # entries of a dense plan, at most; chosen: 1 GB
 
 
 class Coupling(NamedTuple):

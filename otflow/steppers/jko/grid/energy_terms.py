@@ -1,4 +1,4 @@
-"""An energy on a grid as one internal term and a potential: what the dual of a step is made of."""
+"""The terms of an energy on a grid: one internal energy and a potential, as the dual of a step needs them."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from otflow.energies.internal import DensityBound, Entropy, Internal, PorousMedi
 from otflow.measures import Grid
 
 NEWTON = 8  # quadratic and monotone from the start below: 7 steps reach rounding for every argument
-BISECTIONS = 60
-SECANT = 30
+BISECTIONS = 60  # more than the 53 bits of a float64
+SECANT = 30  # steps for the multiplier of the mass, at most; chosen
 
 
 @dataclass(frozen=True)
