@@ -106,8 +106,7 @@ def _top(S0: Any, A: Any, tol: float) -> tuple[_Spectrum, Tensor]:
     s = _spectrum(S0, A)
     top = s.values[..., -1:]
     if not bool((_explodes(s.S, s.H, tol) & (top[..., 0] > 0)).all()):
-        rule = "without a positive one there is no blow-up"
-        remedy = "ask softmax_blow_up_time first"
+        rule, remedy = "without a positive one there is no blow-up", "ask softmax_blow_up_time first"
         checks.fail("max eigenvalue of A + A^T on the range of S0", top.min().item(), rule, remedy)
     return s, s.values >= top * (1 - tol)
 
@@ -178,8 +177,7 @@ def _falling(S: Tensor, H: Tensor, tol: float) -> Tensor:
     """Number of negative eigenvalues of H on the range of S; an error if one is positive."""
     values, scale = torch.linalg.eigvalsh(_seen(S, H)), tol * norm(H.detach())[..., None]
     if bool((values > scale).any()):
-        rule = "a limit needs all of them <= 0"
-        remedy = "the flow blows up at softmax_blow_up_time(S0, A)"
+        rule, remedy = "a limit needs all of them <= 0", "the flow blows up at softmax_blow_up_time(S0, A)"
         checks.fail("max eigenvalue of A + A^T on the range of S0", values.max().item(), rule, remedy)
     return (values < -scale).sum(-1)
 

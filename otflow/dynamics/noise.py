@@ -134,8 +134,7 @@ class Noise(ABC):
             return BrownianPath(self.rng, shape)
         path = self.path
         if path is None or path.shape not in (shape, shape[len(mu.batch) :]):
-            rule = f"this noise on this measure needs {shape}"
-            remedy = f"use BrownianPath(rng, {shape})"
+            rule, remedy = f"this noise on this measure needs {shape}", f"use BrownianPath(rng, {shape})"
             checks.fail("path.shape", None if path is None else path.shape, rule, remedy)
         return path
 

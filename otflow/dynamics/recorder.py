@@ -47,8 +47,7 @@ class Recorder:
         out = torch.as_tensor(array)
         before = self.observed.get(name)
         if before and before[0].shape != out.shape:
-            rule = f"it was {tuple(before[0].shape)} before"
-            remedy = "return one shape at all times"
+            rule, remedy = f"it was {tuple(before[0].shape)} before", "return one shape at all times"
             checks.fail(f"observe[{name!r}]", f"shape {tuple(out.shape)}", rule, remedy)
         return out
 

@@ -82,8 +82,7 @@ class MultiHead(TokenField):
         d = mu.coords[0].shape[-1]
         out = v if self.mix is None else apply(_fits(self.mix[h], v, h, mu, t), v)
         if out.shape[-1] != d:
-            rule = f"tokens have dimension {d}"
-            remedy = "pass mix=[W_1, ...] with W_h of shape (d, d_v)"
+            rule, remedy = f"tokens have dimension {d}", "pass mix=[W_1, ...] with W_h of shape (d, d_v)"
             checks.fail(f"values of head {h}", f"dimension {out.shape[-1]}", rule, remedy)
         return out
 

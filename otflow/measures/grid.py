@@ -153,6 +153,5 @@ def _check_axes(density: Tensor, axes: tuple[Tensor, ...]) -> None:
     for i, a in enumerate(axes):
         h = torch.diff(a)
         if (h <= 0).any() or ((h - h[0]).abs() > 1e-6 * h[0].abs()).any():
-            rule = "cell centres increase in equal steps"
-            remedy = "use numpy.linspace"
+            rule, remedy = "cell centres increase in equal steps", "use numpy.linspace"
             checks.fail(f"axes[{i}]", f"steps from {h.min().item():g} to {h.max().item():g}", rule, remedy)

@@ -137,8 +137,7 @@ def weight_at(metric: Twisted, mu: Particles) -> Tensor:
         return torch.ones_like(mu.x[..., 0])
     a: Tensor = metric.weight(mu, mu.x)
     if a.shape != mu.x.shape[:-1] or not bool((a > 0).all()):
-        rule = f"it must be positive, of shape {tuple(mu.x.shape[:-1])}"
-        remedy = "check the weight function"
+        rule, remedy = f"it must be positive, of shape {tuple(mu.x.shape[:-1])}", "check the weight function"
         checks.fail("weight(mu, x)", f"shape {tuple(a.shape)}, minimum {a.min().item():g}", rule, remedy)
     return a
 
