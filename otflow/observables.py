@@ -1,4 +1,4 @@
-"""Functions of a measure: moments, extent, rank, clusters, dissipation.
+"""Observables, functions of a measure: moments, extent, rank, clusters, dissipation.
 
 Each takes a measure with any batch and returns one value per member, so that it can be handed to
 ``flow(..., observe={"rank": effective_rank})`` as it is, or applied to ``traj.stacked`` afterwards.
@@ -8,7 +8,6 @@ Energies are functions of a measure already.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import singledispatch
 from itertools import repeat, zip_longest
 from typing import Any
 
@@ -21,10 +20,12 @@ from otflow.base.spaces import Torus, norm
 from otflow.dynamics.trajectory import Trajectory
 from otflow.fields import SteepestDescent, VelocityField
 from otflow.measures import Gaussian, Measure, Particles
-from otflow.metrics import Metric, Wasserstein
+from otflow.metrics import Wasserstein
 from otflow.transport.chain import Distance, chain, geodesic
 
-ROUNDINGS = 16  # a cloud narrower than this many units of the last place of its positions has no spread
+# A cloud narrower than this many roundings of its positions has no spread; chosen: a few more than a sum
+# makes.
+ROUNDINGS = 16
 
 # --- moments -------------------------------------------------------------------------------------------
 
@@ -39,7 +40,10 @@ def mean(mu: Measure) -> Tensor:
     >>> mean(of.Particles([[0.0], [4.0]], w=[0.25, 0.75]))
     tensor([3.], dtype=torch.float64)
     """
-    return _mean(mu)
+    if isinstance(mu, Gaussian):
+        return mu.mean
+    x, w = _linear_nodes(mu)
+    return (w[..., None] * x).sum(-2)
 
 
 def covariance(mu: Measure) -> Tensor:
@@ -50,7 +54,11 @@ def covariance(mu: Measure) -> Tensor:
     tensor([[4., 2.],
             [2., 1.]], dtype=torch.float64)
     """
-    return _covariance(mu)
+    if isinstance(mu, Gaussian):
+        return mu.cov
+    x, w = _linear_nodes(mu)
+    c = x - mean(mu)[..., None, :]
+    return (w[..., None] * c).mT @ c
 
 
 def second_moment(mu: Measure) -> Tensor:
@@ -60,7 +68,10 @@ def second_moment(mu: Measure) -> Tensor:
     >>> second_moment(of.Gaussian([3.0, 0.0], [[2.0, 0.0], [0.0, 1.0]])).item()
     14.0
     """
-    return _second_moment(mu)
+    if isinstance(mu, Gaussian):
+        return mu.mean.square().sum(-1) + mu.root.square().sum((-1, -2))
+    x, w = _linear_nodes(mu)
+    return (w * x.square().sum(-1)).sum(-1)
 
 
 def effective_rank(mu: Measure) -> Tensor:
@@ -87,60 +98,19 @@ def effective_rank(mu: Measure) -> Tensor:
     return torch.where(spread, entropy.exp(), torch.zeros_like(trace))
 
 
-@singledispatch
-def _mean(mu: Measure) -> Tensor:
-    x, w = _linear_nodes(mu)
-    return (w[..., None] * x).sum(-2)
-
-
-@_mean.register(Gaussian)
-def _(mu: Gaussian) -> Tensor:
-    return mu.mean
-
-
-@singledispatch
-def _covariance(mu: Measure) -> Tensor:
-    x, w = _linear_nodes(mu)
-    c = x - mean(mu)[..., None, :]
-    return (w[..., None] * c).mT @ c
-
-
-@_covariance.register(Gaussian)
-def _(mu: Gaussian) -> Tensor:
-    return mu.cov
-
-
-@singledispatch
-def _second_moment(mu: Measure) -> Tensor:
-    x, w = _linear_nodes(mu)
-    return (w * x.square().sum(-1)).sum(-1)
-
-
-@_second_moment.register(Gaussian)
-def _(mu: Gaussian) -> Tensor:
-    return mu.mean.square().sum(-1) + mu.root.square().sum((-1, -2))
-
-
-@singledispatch
 def _noise(mu: Measure) -> Tensor:
     """The trace of a covariance that is nothing but rounding of the positions."""
+    if isinstance(mu, Gaussian):
+        return torch.zeros_like(mu.mean[..., 0])  # the root does not know the size of the mean
     return (ROUNDINGS * torch.finfo(mu.dtype).eps) ** 2 * second_moment(mu).detach()
-
-
-@_noise.register(Gaussian)
-def _(mu: Gaussian) -> Tensor:
-    return torch.zeros_like(mu.mean[..., 0])  # the root does not know the size of the mean
 
 
 def _linear_nodes(mu: Measure) -> tuple[Tensor, Tensor]:
     """Nodes of a measure on a space where points can be averaged."""
     if isinstance(mu, Particles) and isinstance(mu.space, Torus):
-        checks.fail(
-            "mu.space",
-            mu.space,
-            "moments on a torus depend on where it is cut open",
-            "embed the tokens by cosines and sines first, or use diameter",
-        )
+        rule = "moments on a torus depend on where it is cut open"
+        remedy = "embed the tokens by cosines and sines first, or use diameter"
+        checks.fail("mu.space", mu.space, rule, remedy)
     return mu.nodes()
 
 
@@ -250,17 +220,8 @@ def dissipation(mu: Measure, field: VelocityField, t: float | Tensor) -> Tensor:
     17.0
     """
     v = field(t, mu)
-    return _metric(field).inner(mu, v, v)
-
-
-@singledispatch
-def _metric(field: VelocityField) -> Metric:
-    return Wasserstein()
-
-
-@_metric.register(SteepestDescent)
-def _(field: SteepestDescent) -> Metric:
-    return field.metric
+    metric = field.metric if isinstance(field, SteepestDescent) else Wasserstein()
+    return metric.inner(mu, v, v)
 
 
 def along(traj: Trajectory, f: Callable[[float, Measure], Any]) -> Tensor:
@@ -303,32 +264,22 @@ def distances(
     >>> distances(a, b)  # 2 exp(-t)
     tensor([2.0000, 1.2135, 0.7363], dtype=torch.float64)
     """
-    if not len(a):
-        checks.fail("len(a)", 0, "a trajectory without save times has no distances", "save some states")
+    checks.require(
+        len(a), "len(a)", 0, "a trajectory without save times has no distances", "save some states"
+    )
     pairs = zip(a.measures, _partners(b, a), strict=True)
     return chain(a.ts.tolist(), pairs, geodesic if of is None else of, progress=progress)
 
 
-@singledispatch
-def _partners(b: object, a: Trajectory) -> Iterable[Measure]:
+def _partners(b: Trajectory | Measure, a: Trajectory) -> Iterable[Measure]:
     """What the measures of a are compared with, one after the other."""
-    checks.fail("b", f"{b!r:.60}", "a Trajectory or a measure is needed", "pass what flow returned")
-
-
-@_partners.register(Measure)
-def _(b: Measure, a: Trajectory) -> Iterable[Measure]:
-    return repeat(b, len(a))
-
-
-@_partners.register(Trajectory)
-def _(b: Trajectory, a: Trajectory) -> Iterable[Measure]:
+    if isinstance(b, Measure):
+        return repeat(b, len(a))
+    if not isinstance(b, Trajectory):
+        checks.fail("b", f"{b!r:.60}", "a Trajectory or a measure is needed", "pass what flow returned")
     scale = float(a.ts.abs().max())
     for i, (s, t) in enumerate(zip_longest(a.ts.tolist(), b.ts.tolist())):
         if s is None or t is None or abs(s - t) > 1e-9 * scale:
-            checks.fail(
-                f"b.ts[{i}]",
-                t,
-                f"a was saved at {s}" if s is not None else "a was not saved as often",
-                "save both at the same times with save_at=",
-            )
+            rule = f"a was saved at {s}" if s is not None else "a was not saved as often"
+            checks.fail(f"b.ts[{i}]", t, rule, "save both at the same times with save_at=")
     return b.measures

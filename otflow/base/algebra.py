@@ -1,4 +1,4 @@
-"""Things that add and scale: energies and velocity fields."""
+"""An algebra of things that add and scale, shared by energies and velocity fields."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Validation at the boundary: what comes in is a finite real tensor, or an error that says why not."""
+"""Checks of arguments: each gives back what came in, cleaned, or raises an error that says what is wrong."""
 
 from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,11 +14,26 @@ from torch import Tensor
 from otflow.base.errors import InputError
 
 FLOATS = (torch.float32, torch.float64)
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def fail(name: str, value: object, rule: str, remedy: str, error: type[InputError] = InputError) -> NoReturn:
-    """Raise the one kind of sentence that otflow uses for wrong input."""
-    raise error(f"{name} = {value}: {rule}; {remedy}.")
+    """Raise the one kind of sentence that otflow uses for wrong input; a shape is shown as a plain tuple."""
+    shown = tuple(value) if isinstance(value, torch.Size) else value
+    raise error(f"{name} = {shown}: {rule}; {remedy}.")
+
+
+def require(
+    good: object, name: str, value: object, rule: str, remedy: str, error: type[InputError] = InputError
+) -> None:
+    """`fail` unless ``good``.
+
+    Python evaluates the arguments even if nothing is wrong. So ``value`` is best an object that costs nothing
+    (a measure rather than its repr, a shape rather than a tuple): it is put into words on failure only. Where
+    the words are costly and the code is hot, write `if` and `fail`.
+    """
+    if not good:
+        fail(name, value, rule, remedy, error)
 
 
 def tensor(value: Any, name: str) -> Tensor:
@@ -29,22 +45,12 @@ def tensor(value: Any, name: str) -> Tensor:
     if not isinstance(value, Tensor):
         value = _stacked(value)
     out = value if isinstance(value, Tensor) else _from_numpy(value, name)
-    if out.is_complex():
-        fail(
-            name,
-            f"a tensor of dtype {out.dtype}",
-            "complex numbers have no meaning here",
-            "pass its real part",
-        )
-    if out.dtype in (torch.float16, torch.bfloat16):
-        fail(
-            name,
-            f"a tensor of dtype {out.dtype}",
-            "half precision is too coarse for flows",
-            "convert it to float32 or float64",
-        )
-    if out.layout is not torch.strided:
-        fail(name, f"a tensor of layout {out.layout}", "a dense tensor is needed", "call .to_dense() on it")
+    kind = f"a tensor of dtype {out.dtype}"
+    require(not out.is_complex(), name, kind, "complex numbers have no meaning here", "pass its real part")
+    rule = "half precision is too coarse for flows"
+    require(out.dtype not in HALVES, name, kind, rule, "convert it to float32 or float64")
+    kind = f"a tensor of layout {out.layout}"
+    require(out.layout is torch.strided, name, kind, "a dense tensor is needed", "call .to_dense() on it")
     return finite(out if out.dtype in FLOATS else out.to(torch.float64), name)
 
 
@@ -56,54 +62,40 @@ def _stacked(value: Any) -> Any:
 
 
 def _from_numpy(value: Any, name: str) -> Tensor:
+    """A copy, in float32 if it is given so, else in float64."""
     try:
         array = np.asarray(value)
     except ValueError as error:
         raise InputError(
             f"{name} is not a rectangular array ({error}); pass rows of equal length."
         ) from error
-    if value is None:
-        fail(name, None, "numbers are needed", f"pass {name}")
-    if array.dtype.kind not in "fiub":
-        fail(
-            name,
-            f"an array of dtype {array.dtype}",
-            "real numbers are needed",
-            "convert it with .astype(float)",
-        )
-    if array.dtype.kind == "f" and array.dtype.itemsize == 2:
-        fail(
-            name, "an array of dtype float16", "half precision is too coarse for flows", "use .astype(float)"
-        )
-    native = np.float32 if array.dtype.kind == "f" and array.dtype.itemsize == 4 else np.float64
-    return torch.from_numpy(np.array(array, dtype=native, order="C", copy=True))
+    require(value is not None, name, None, "numbers are needed", f"pass {name}")
+    kind, numeric = f"an array of dtype {array.dtype}", array.dtype.kind in "fiub"
+    require(numeric, name, kind, "real numbers are needed", "convert it with .astype(float)")
+    size, half = array.dtype.itemsize if array.dtype.kind == "f" else 8, "an array of dtype float16"
+    require(size != 2, name, half, "half precision is too coarse for flows", "use .astype(float)")
+    return torch.from_numpy(
+        np.array(array, dtype=np.float32 if size == 4 else np.float64, order="C", copy=True)
+    )
 
 
 def finite(x: Tensor, name: str) -> Tensor:
     """``x`` itself, or an error that names the first entry that is not finite."""
-    if x.device.type == "meta":
-        fail(name, "a tensor on the meta device", "it holds no numbers", "move it to a real device")
+    device = "a tensor on the meta device"
+    require(x.device.type != "meta", name, device, "it holds no numbers", "move it to a real device")
     bad = ~torch.isfinite(x.detach())
     if bad.any():
         index = tuple(int(i) for i in bad.nonzero()[0])
-        fail(
-            f"{name}[{', '.join(map(str, index))}]",
-            x[index].item(),
-            "every entry must be finite",
-            "remove or repair it",
-        )
+        entry = f"{name}[{', '.join(map(str, index))}]"
+        fail(entry, x[index].item(), "every entry must be finite", "remove or repair it")
     return x
 
 
 def beside(x: Tensor, name: str, reference: Tensor, other: str) -> Tensor:
     """``x`` itself, or an error if it lives on another device than ``reference``."""
-    if x.device != reference.device:
-        fail(
-            name,
-            f"a tensor on {x.device}",
-            f"{other} is on {reference.device}",
-            f"move one of them with .to({str(reference.device)!r})",
-        )
+    if x.device != reference.device:  # this and the next at every stage of a flow: no words unless needed
+        remedy = f"move one of them with .to({str(reference.device)!r})"
+        fail(name, f"a tensor on {x.device}", f"{other} is on {reference.device}", remedy)
     return x
 
 
@@ -111,27 +103,52 @@ def alike(x: Tensor, name: str, reference: Tensor, other: str) -> Tensor:
     """``x`` itself, or an error if it lives on another device or has another dtype than ``reference``."""
     beside(x, name, reference, other)
     if x.dtype != reference.dtype:
-        kind = str(reference.dtype).removeprefix("torch.")
-        fail(
-            name,
-            f"a tensor of dtype {x.dtype}",
-            f"{other} has dtype {reference.dtype}",
-            f"convert {name} to {kind}",
-        )
+        rule, kind = f"{other} has dtype {reference.dtype}", str(reference.dtype).removeprefix("torch.")
+        fail(name, f"a tensor of dtype {x.dtype}", rule, f"convert {name} to {kind}")
     return x
+
+
+def expanded(a: Tensor, shape: Sequence[int], name: str, rule: str, remedy: str) -> Tensor:
+    """``a`` broadcast to ``shape``, or an error that shows the shape of ``a``."""
+    try:
+        return a.expand(shape)
+    except RuntimeError:
+        fail(f"{name}.shape", a.shape, rule, remedy)
+
+
+def common(a: torch.Size, b: torch.Size, name: str, value: object, rule: str, remedy: str) -> torch.Size:
+    """The shape to which two shapes broadcast, or an error that shows ``value``."""
+    try:
+        return torch.Size(torch.broadcast_shapes(a, b))
+    except RuntimeError:
+        fail(name, value, rule, remedy)
+
+
+def extends(batch: torch.Size, own: Sequence[int]) -> bool:
+    """Whether axes ``own`` broadcast to ``batch`` without enlarging it."""
+    paired = zip(reversed(own), reversed(batch), strict=False)
+    return len(own) <= len(batch) and all(a in (1, b) for a, b in paired)
+
+
+def number(value: float, name: str) -> float:
+    """A finite real number."""
+    require(
+        _is_number(value), name, repr(value), "a finite number is needed", f"pass a plain number as {name}"
+    )
+    return float(value)
 
 
 def positive(value: float, name: str) -> float:
     """A finite number above zero."""
-    if not (_is_number(value) and value > 0):
-        fail(name, repr(value), "a finite number > 0 is needed", f"choose another {name}")
+    good = _is_number(value) and value > 0
+    require(good, name, repr(value), "a finite number > 0 is needed", f"choose another {name}")
     return float(value)
 
 
 def count(value: int, name: str) -> int:
     """A whole number, at least one."""
-    if not (_is_number(value) and value >= 1 and value == int(value)):
-        fail(name, repr(value), "a whole number >= 1 is needed", f"choose another {name}")
+    good = _is_number(value) and value >= 1 and value == int(value)
+    require(good, name, repr(value), "a whole number >= 1 is needed", f"choose another {name}")
     return int(value)
 
 
@@ -157,7 +174,7 @@ def generator(rng: int | np.random.Generator, name: str = "rng") -> np.random.Ge
 
 
 def function(value: Any, name: str) -> Any:
-    """Something that can be called; a class would be made, not asked."""
+    """Something that can be called, and not a class, because calling that would only make an instance."""
     if isinstance(value, type):
         fail(name, value.__name__, "an instance is needed", f"call it: {value.__name__}(...)")
     if not callable(value):
@@ -175,16 +192,9 @@ def instance(value: Any, kind: type, name: str) -> Any:
 
 def raises(on_failure: str) -> bool:
     """Whether a failure is to be raised rather than returned."""
-    if on_failure not in ("raise", "return"):
-        fail("on_failure", repr(on_failure), 'it is "raise" or "return"', "choose one")
+    known = on_failure in ("raise", "return")
+    require(known, "on_failure", repr(on_failure), 'it is "raise" or "return"', "choose one")
     return on_failure == "raise"
-
-
-def number(value: float, name: str) -> float:
-    """A finite real number."""
-    if not _is_number(value):
-        fail(name, repr(value), "a finite number is needed", f"pass a plain number as {name}")
-    return float(value)
 
 
 def _is_number(value: object) -> bool:

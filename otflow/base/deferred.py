@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first asked for, so that one part loads no other."""
+"""Deferred imports: a package loads a name when it is first asked for, so that no part loads all others."""
 
 from __future__ import annotations
 

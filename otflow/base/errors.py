@@ -71,5 +71,4 @@ class FlowError(PartialError, RuntimeError):
 
     @property
     def trajectory(self) -> Trajectory:
-        kept: Trajectory = self.kept
-        return kept
+        return self.kept

@@ -1,4 +1,4 @@
-"""Pairwise sums that never hold an n x n matrix when n is large.
+"""Kernels summed over all pairs of tokens, without an n x n matrix in memory when n is large.
 
 Everything here is built on scores between queries and keys,
 
@@ -27,12 +27,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from otflow.base.derivatives import keep
 from otflow.base.errors import DerivativeError
 
-DENSE = 2**18  # at most this many scores are held at once as a differentiable dense matrix
-SECOND = 2**25  # at most this many when a second derivative asks for the dense matrix
-BLOCK = 512  # queries that share a prefix of keys in causal attention
-TILE = 2**20  # scores per tile when streaming: a few MB, which stays in cache
+# Scores of a differentiable dense matrix, at most; chosen: 2 MB in float64, below which dense is fast.
+DENSE = 2**18
+SECOND = 2**25  # scores when a second derivative needs the dense matrix, at most; chosen: 256 MB
+# Queries that share a prefix of keys in causal attention; chosen: half a tile of ragged tail each.
+BLOCK = 512  # queries that share a prefix of keys in causal attention; chosen
+TILE = 2**20  # scores per tile when streaming; chosen: 8 MB in float64, about the size of a cache
 
 Mask = tuple[Tensor, Tensor]
 
@@ -252,8 +255,7 @@ class _Attend(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         scores = _scores(q, k, b, rows, keys)
         out, lse = _stream(scores, v)
-        ctx.save_for_backward(q, k, v, b, rows, keys, out, lse)
-        ctx.save_for_forward(q, k, v, b, rows, keys, out, lse)
+        keep(ctx, q, k, v, b, rows, keys, out, lse)
         return out, lse
 
     @staticmethod
@@ -322,8 +324,7 @@ class _SigmoidSum(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, rows: Tensor | None, keys: Tensor | None
     ) -> Tensor:
-        ctx.save_for_backward(q, k, v, rows, keys)
-        ctx.save_for_forward(q, k, v, rows, keys)
+        keep(ctx, q, k, v, rows, keys)
         out = v.new_empty(*q.shape[:2], v.shape[-1])  # pieces kept apart until the end would scatter memory
         for r, p in _sigmoids(_scores(q, k, None, rows, keys)):
             out[:, r] = p @ v

@@ -1,4 +1,4 @@
-"""The little linear algebra that torch does not do right for us."""
+"""Linear algebra with derivatives that torch gets wrong or lacks: roots, polar factors, small products."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otflow.base.derivatives import keep
 from otflow.base.errors import DerivativeError
 
-SMALL, MANY = 6, 512  # up to this size and from this many on, matrices are multiplied entry by entry
+# Matrices up to this size, in stacks from this many on, are multiplied entry by entry; measured: several
+# times as fast as torch there.
+SMALL, MANY = 6, 512
 
 
 def symmetric(a: Tensor) -> Tensor:
@@ -79,8 +82,7 @@ class _Root(torch.autograd.Function):
         noise = 4 * s.shape[-1] * eps * (size * (s.abs() @ size)).sum(-2)
         values = torch.where(values > noise, values, torch.zeros_like(values))
         root: Tensor = (vectors * values.sqrt()[..., None, :]) @ vectors.mT
-        ctx.save_for_backward(root)
-        ctx.save_for_forward(root)
+        keep(ctx, root)
         return root
 
     @staticmethod
@@ -108,8 +110,7 @@ class _Lyapunov(torch.autograd.Function):
         noise = 4 * torch.finfo(r.dtype).eps ** 0.5 * r.abs().amax(-1)[..., None, None]
         inverse = ratio(torch.ones_like(total), total, total > noise)
         x: Tensor = vectors @ (inverse * (vectors.mT @ c @ vectors)) @ vectors.mT
-        ctx.save_for_backward(root, x)
-        ctx.save_for_forward(root, x)
+        keep(ctx, root, x)
         return x
 
     @staticmethod
@@ -127,8 +128,7 @@ class _Lyapunov(torch.autograd.Function):
 
 def lyapunov(root: Tensor, c: Tensor) -> Tensor:
     """X with R X + X R = C for symmetric R >= 0 and C, (*batch, d, d)."""
-    out: Tensor = _Lyapunov.apply(root, c)  # type: ignore[no-untyped-call]
-    return out
+    return _Lyapunov.apply(root, c)  # type: ignore[no-untyped-call]
 
 
 def sqrtm(s: Tensor) -> Tensor:
@@ -142,8 +142,7 @@ def sqrtm(s: Tensor) -> Tensor:
     >>> s.grad[0, 0].item()
     0.5
     """
-    out: Tensor = _Root.apply(s)  # type: ignore[no-untyped-call]
-    return out
+    return _Root.apply(s)  # type: ignore[no-untyped-call]
 
 
 class _Contraction(torch.autograd.Function):
@@ -159,10 +158,8 @@ class _Contraction(torch.autograd.Function):
         u, s, wt = torch.linalg.svd(n)
         q = torch.hypot(torch.ones_like(s), 2 * s)
         g, rest = 2 * s / (1 + q), 2 / (1 + q)  # rest = 1 - g^2, without cancellation
-        ctx.save_for_backward(u, wt, g, rest)
-        ctx.save_for_forward(u, wt, g, rest)
-        out: Tensor = (u * g[..., None, :]) @ wt
-        return out
+        keep(ctx, u, wt, g, rest)
+        return (u * g[..., None, :]) @ wt
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -192,8 +189,7 @@ def contraction(n: Tensor) -> Tensor:
     >>> contraction(torch.tensor([[1.0]], dtype=torch.float64))
     tensor([[0.6180]], dtype=torch.float64)
     """
-    out: Tensor = _Contraction.apply(n)  # type: ignore[no-untyped-call]
-    return out
+    return _Contraction.apply(n)  # type: ignore[no-untyped-call]
 
 
 class _Procrustes(torch.autograd.Function):
@@ -206,8 +202,7 @@ class _Procrustes(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
         x, inverse, yt = _polar(a, b)
-        ctx.save_for_backward(a, b, x, inverse, yt)
-        ctx.save_for_forward(a, b, x, inverse, yt)
+        keep(ctx, a, b, x, inverse, yt)
         return _aligned_difference(a, b, b - a, x @ yt, inverse, yt)
 
     @staticmethod
@@ -222,8 +217,7 @@ class _Procrustes(torch.autograd.Function):
     def jvp(ctx: Any, da: Tensor | None, db: Tensor | None) -> Tensor:
         a, b, x, inverse, yt = ctx.saved_tensors
         da, db = torch.zeros_like(a) if da is None else da, torch.zeros_like(b) if db is None else db
-        out: Tensor = db @ (x @ yt) + b @ _turn(x, inverse, yt, db.mT @ a + b.mT @ da) - da
-        return out
+        return db @ (x @ yt) + b @ _turn(x, inverse, yt, db.mT @ a + b.mT @ da) - da
 
 
 def _polar(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -246,14 +240,12 @@ def _nearest(x: Tensor, yt: Tensor, free: Tensor) -> Tensor:
         return x
     block = torch.where(free[..., :, None] & free[..., None, :], x.mT @ yt.mT, torch.zeros_like(x))
     p, _, qt = torch.linalg.svd(block + torch.diag_embed((~free).to(x.dtype)))
-    turned: Tensor = x @ (p @ qt)
-    return turned
+    return x @ (p @ qt)
 
 
 def _turn(x: Tensor, inverse: Tensor, yt: Tensor, dn: Tensor) -> Tensor:
     p = x.mT @ dn @ yt.mT
-    out: Tensor = x @ (inverse * (p - p.mT)) @ yt
-    return out
+    return x @ (inverse * (p - p.mT)) @ yt
 
 
 def _aligned_difference(a: Tensor, b: Tensor, d: Tensor, u: Tensor, inverse: Tensor, yt: Tensor) -> Tensor:
@@ -288,8 +280,7 @@ def procrustes(a: Tensor, b: Tensor) -> Tensor:
     tensor([[2., 0.],
             [0., 0.]], dtype=torch.float64)
     """
-    out: Tensor = _Procrustes.apply(a, b)  # type: ignore[no-untyped-call]
-    return out
+    return _Procrustes.apply(a, b)  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()
@@ -329,8 +320,7 @@ def known(value: Tensor, formula: Tensor) -> Tensor:
     >>> known(torch.log1p(x.detach()), torch.log(1 + x)).item()
     1e-20
     """
-    out: Tensor = _Known.apply(value.detach(), formula)  # type: ignore[no-untyped-call]
-    return out
+    return _Known.apply(value.detach(), formula)  # type: ignore[no-untyped-call]
 
 
 def widen(a: Tensor, columns: int) -> Tensor:

@@ -1,7 +1,8 @@
-"""What comes into the formulas of the systems: numbers that broadcast, in float64, or a clear error."""
+"""Numbers that formulas take, one or many at once: in float64, of shapes that broadcast, or an error."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,18 +15,27 @@ from otflow.base import checks
 Array: TypeAlias = NDArray[np.float64]
 
 
+def number(value: Any, name: str) -> Tensor:
+    """A number, or a tensor of numbers, in float64 and with its graph."""
+    return checks.tensor(value, name).double()
+
+
+def alongside(**named: Any) -> tuple[Tensor, ...]:
+    """Numbers that broadcast with each other, as they are and with their graphs."""
+    tensors = tuple(number(value, name) for name, value in named.items())
+    _broadcast(named, tensors, "give them equal batch axes")
+    return tensors
+
+
 def numbers(**named: Any) -> list[Array]:
     """Numbers that broadcast with each other, in float64, copied and broadcast.
 
     >>> [a.tolist() for a in numbers(t=[1, 2], beta=0.5)]
     [[1.0, 2.0], [0.5, 0.5]]
     """
-    arrays = [checks.tensor(v, name).detach().cpu().double().numpy() for name, v in named.items()]
-    try:
-        return [np.array(a) for a in np.broadcast_arrays(*arrays)]
-    except ValueError:
-        shapes = [a.shape for a in arrays]
-        checks.fail(f"shapes of {', '.join(named)}", shapes, "they do not broadcast", "give them equal axes")
+    arrays = [number(value, name).detach().cpu() for name, value in named.items()]
+    shape = _broadcast(named, arrays, "give them equal axes")
+    return [np.array(np.broadcast_to(a.numpy(), shape)) for a in arrays]
 
 
 def tensors(**named: Any) -> list[Tensor]:
@@ -33,11 +43,44 @@ def tensors(**named: Any) -> list[Tensor]:
     return [torch.from_numpy(a) for a in numbers(**named)]
 
 
+def _broadcast(names: Iterable[str], tensors: Sequence[Tensor], remedy: str) -> torch.Size:
+    """The common shape of some arguments, or an error that shows all of them."""
+    shapes = [tuple(a.shape) for a in tensors]
+    try:
+        return torch.Size(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        checks.fail(f"shapes of {', '.join(names)}", shapes, "they do not broadcast", remedy)
+
+
 def insist(good: Any, name: str, value: Any, rule: str, remedy: str) -> None:
-    """An error that shows the first wrong entry of ``value`` (numpy or torch)."""
+    """`checks.require` entry by entry: the error shows the first wrong entry of ``value``."""
     bad = ~np.asarray(good)
     if bad.any():
         checks.fail(name, float(np.broadcast_to(np.asarray(value), bad.shape)[bad].flat[0]), rule, remedy)
+
+
+def above(value: Any, name: str, rule: str, remedy: str) -> Tensor:
+    """All entries > 0; the error shows the least."""
+    x = number(value, name)
+    return _least(x, x <= 0, name, rule, remedy)
+
+
+def variance(value: Any, name: str) -> Tensor:
+    """All entries >= 0; the error shows the least."""
+    x = number(value, name)
+    return _least(x, x < 0, name, "a variance is >= 0", "pass variances")
+
+
+def _least(x: Tensor, bad: Tensor, name: str, rule: str, remedy: str) -> Tensor:
+    if bad.any():
+        checks.fail(f"min({name})", x.min().item(), rule, remedy)
+    return x
+
+
+def shown(t: Any) -> str:
+    """For messages: one number, or from where to where."""
+    low, high = (f"{x.item():g}" for x in torch.aminmax(number(t, "t")))
+    return low if low == high else f"{low} to {high}"
 
 
 def positive(value: Any, name: str) -> None:

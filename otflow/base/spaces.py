@@ -1,4 +1,4 @@
-"""Where tokens live: the whole space, the unit sphere, a flat torus."""
+"""Spaces in which tokens live: R^d, the unit sphere, a flat torus."""
 
 from __future__ import annotations
 
@@ -102,12 +102,8 @@ class Sphere(Space):
     def check(self, x: Tensor) -> Tensor:
         off = (norm(x) - 1).abs()
         if (off > self.tol).any():
-            fail(
-                "max | |x| - 1 |",
-                off.max().item(),
-                f"tokens on the sphere have norm 1 within {self.tol:g}",
-                "normalise x",
-            )
+            rule = f"tokens on the sphere have norm 1 within {self.tol:g}"
+            fail("max | |x| - 1 |", off.max().item(), rule, "normalise x")
         return normalise(x)
 
     def tangent(self, x: Tensor, u: Tensor) -> Tensor:

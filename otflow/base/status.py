@@ -1,4 +1,4 @@
-"""How a computation ended, per member of a batch."""
+"""The status of a computation: how it ended, for each member of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A vector in pieces: what velocities, increments and differentials are made of."""
+"""Tangents: vectors in pieces, one for each coordinate of a measure, that add and scale as one."""
 
 from __future__ import annotations
 
@@ -62,20 +62,12 @@ class Tangent(_Pieces):
 def as_tangent(u: object, name: str, shapes: Sequence[Size] | None = None) -> Tangent:
     """``u`` if it is a Tangent, of these shapes; a bare tensor would be taken apart row by row."""
     if not isinstance(u, Tangent):
-        fail(
-            name,
-            f"a {type(u).__name__}",
-            "a Tangent is needed",
-            "wrap it: Tangent([v]), one tensor per coordinate",
-        )
+        rule = "a Tangent is needed"
+        fail(name, f"a {type(u).__name__}", rule, "wrap it: Tangent([v]), one tensor per coordinate")
     if shapes is not None and [p.shape for p in u] != list(shapes):
         found, wanted = [tuple(p.shape) for p in u], [tuple(s) for s in shapes]
-        fail(
-            f"{name}.shape",
-            found,
-            f"a tangent of this measure has pieces of shape {wanted}",
-            "reshape or expand it",
-        )
+        rule = f"a tangent of this measure has pieces of shape {wanted}"
+        fail(f"{name}.shape", found, rule, "reshape or expand it")
     return u
 
 

@@ -1,4 +1,4 @@
-"""Where interaction energies (1/2) iint W(x - y) dmu dmu lead: equilibria and moments in closed form."""
+"""Aggregation by interaction energies (1/2) iint W(x - y) dmu dmu: equilibria and moments in closed form."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow.base import checks
-from otflow.closed_forms import inputs
+from otflow.base import checks, numbers
 
 
 def ring_radius(a: float, b: float) -> float:
@@ -25,8 +24,7 @@ def ring_radius(a: float, b: float) -> float:
     1.0
     """
     a, b = checks.number(a, "a"), checks.positive(b, "b")
-    if a <= b:
-        checks.fail("a, b", (a, b), "attraction at a distance needs a > b > 0", "exchange them")
+    checks.require(a > b, "a, b", (a, b), "attraction at a distance needs a > b > 0", "exchange them")
     log = (
         math.lgamma((b + 1) / 2) - math.lgamma(b / 2 + 1) - math.lgamma((a + 1) / 2) + math.lgamma(a / 2 + 1)
     )
@@ -71,16 +69,14 @@ def riesz_radius(t: Any, r: float, d: int) -> Tensor:
     >>> round(riesz_radius(1.0, 1.0, 2).item() - math.pi / 4, 12)
     0.0
     """
-    r, d, t = checks.positive(r, "r"), checks.count(d, "d"), inputs.variance(t, "t")
-    if r >= 2:
-        checks.fail("r", r, "Riesz kernels have 0 < r < 2", "choose another r")
+    r, d, t = checks.positive(r, "r"), checks.count(d, "d"), numbers.variance(t, "t")
+    checks.require(r < 2, "r", r, "Riesz kernels have 0 < r < 2", "choose another r")
     g = math.lgamma
     if d + r < 4:
         c = r * math.exp(g(2 - r / 2) + g((d + r) / 2) - g(d / 2)) / (d / 2)
     else:
         c = r / 2 * math.exp(g(d / 2) + g(d + r - 1) - g((d + r) / 2) - g(d - 1 + r / 2))
-    out: Tensor = ((2 - r) * c * t) ** (1 / (2 - r))
-    return out
+    return ((2 - r) * c * t) ** (1 / (2 - r))
 
 
 def keller_segel_rate(mass: Any) -> Tensor:
@@ -96,5 +92,5 @@ def keller_segel_rate(mass: Any) -> Tensor:
     >>> keller_segel_rate(8 * math.pi).item()
     0.0
     """
-    M = inputs.variance(mass, "mass")
+    M = numbers.variance(mass, "mass")
     return 4 * M * (1 - M / (8 * math.pi))

@@ -19,11 +19,11 @@ import torch
 from scipy.special import betainc, betaincinv
 from torch import Tensor
 
-from otflow.base import checks
+from otflow.base import checks, numbers
 from otflow.base.linalg import ratio
-from otflow.closed_forms import inputs
 
-NODES = 12  # of Gauss and Legendre in each cell, along all axes but the last
+# Gauss-Legendre nodes per cell along all axes but the last; chosen: `barenblatt_grid` states the error.
+NODES = 12
 
 
 class Exponents(NamedTuple):
@@ -34,8 +34,8 @@ class Exponents(NamedTuple):
 
 def exponents(m: float, d: int) -> Exponents:
     """p, q and k of a porous medium in dimension d."""
-    if not checks.number(m, "m") > 1:
-        checks.fail("m", m, "a porous medium has m > 1, and else the support is unbounded", "choose m > 1")
+    rule = "a porous medium has m > 1, and else the support is unbounded"
+    checks.require(checks.number(m, "m") > 1, "m", m, rule, "choose m > 1")
     q = checks.count(d, "d") * (m - 1) + 2
     return Exponents(1 / (m - 1), q, (m - 1) / (2 * m * q))
 
@@ -61,7 +61,7 @@ def barenblatt_radius(t: Any, m: float, d: int, *, mass: float = 1.0) -> Tensor:
     0.0
     """
     _, q, k = exponents(m, d)
-    return math.sqrt(barenblatt_constant(m, d, mass=mass) / k) * inputs.variance(t, "t") ** (1 / q)
+    return math.sqrt(barenblatt_constant(m, d, mass=mass) / k) * numbers.variance(t, "t") ** (1 / q)
 
 
 def barenblatt(r: Any, t: Any, m: float, d: int, *, mass: float = 1.0) -> Tensor:
@@ -80,11 +80,10 @@ def barenblatt_profile(r: Any, R: Any, m: float, d: int, *, mass: float = 1.0) -
     True
     """
     p, _, k = exponents(m, d)
-    r, R = inputs.alongside(r=r, R=positive(R, "R"))
+    r, R = numbers.alongside(r=r, R=positive(R, "R"))
     inside = (barenblatt_constant(m, d, mass=mass) - k * (r / R) ** 2).clamp(min=0)
     seen = inside > 0  # powers below one have no derivative at zero
-    out: Tensor = R ** (-d) * torch.where(seen, torch.where(seen, inside, torch.ones_like(inside)) ** p, 0.0)
-    return out
+    return R ** (-d) * torch.where(seen, torch.where(seen, inside, torch.ones_like(inside)) ** p, 0.0)
 
 
 def barenblatt_quantile(u: Any, R: Any, m: float) -> Tensor:
@@ -96,16 +95,15 @@ def barenblatt_quantile(u: Any, R: Any, m: float) -> Tensor:
     >>> barenblatt_quantile([0.0, 0.5], 1.0, 2.0) / barenblatt_radius(1.0, 2.0, 1)
     tensor([-1.,  0.], dtype=torch.float64)
     """
-    u, R = inputs.alongside(u=u, R=positive(R, "R"))
+    u, R = numbers.alongside(u=u, R=positive(R, "R"))
     if bool(((u < 0) | (u > 1)).any()):
-        checks.fail("u", inputs.shown(u), "quantiles are those of probabilities", "pass 0 <= u <= 1")
+        checks.fail("u", numbers.shown(u), "quantiles are those of probabilities", "pass 0 <= u <= 1")
     a = exponents(m, 1).p + 1
     z = torch.as_tensor(2 * betaincinv(a, a, u.detach().cpu().numpy()) - 1, device=u.device)
     s = barenblatt_radius(1.0, m, 1).to(u.device)
     # Adds zero, with the derivative 1 / rho; at the ends, where rho = 0, there is none.
     rho = barenblatt_profile(s * z, 1.0, m, 1)
-    out: Tensor = R * (s * z + ratio(u - u.detach(), rho))
-    return out
+    return R * (s * z + ratio(u - u.detach(), rho))
 
 
 def barenblatt_grid(axes: Sequence[Any], R: float, m: float, *, mass: float = 1.0) -> Tensor:
@@ -148,24 +146,22 @@ def _slab(height: np.ndarray, e: np.ndarray, p: float) -> np.ndarray:
     z = np.clip(np.divide(e, h, out=np.zeros(h.shape[:-1] + e.shape), where=h > 0), -1, 1)
     whole = math.exp(math.lgamma(p + 1) + math.lgamma(0.5) - math.lgamma(p + 1.5))
     primitive = np.sign(z) * betainc(0.5, p + 1, z**2) * (whole / 2) * h ** (2 * p + 1)
-    out: np.ndarray = np.diff(primitive) / np.diff(e)
-    return out
+    return np.diff(primitive) / np.diff(e)
 
 
 def _edges(axis: Any, name: str) -> np.ndarray:
     """The n + 1 ends of n equal cells with these centres."""
-    x = inputs.number(axis, name).detach().cpu().numpy()
+    x = numbers.number(axis, name).detach().cpu().numpy()
     step = np.diff(x)
-    if x.ndim != 1 or len(x) < 2 or not np.allclose(step, step[0], rtol=1e-6, atol=0) or step[0] <= 0:
-        checks.fail(name, f"shape {x.shape}", "equally spaced, increasing centres of cells", "see Grid")
+    good = x.ndim == 1 and len(x) >= 2 and np.allclose(step, step[0], rtol=1e-6, atol=0) and step[0] > 0
+    checks.require(good, name, f"shape {x.shape}", "equally spaced, increasing centres of cells", "see Grid")
     h = (x[-1] - x[0]) / (len(x) - 1)
-    out: np.ndarray = x[0] + h * (np.arange(len(x) + 1) - 0.5)
-    return out
+    return x[0] + h * (np.arange(len(x) + 1) - 0.5)
 
 
 def positive(value: Any, name: str) -> Tensor:
     """Numbers > 0."""
-    x = inputs.number(value, name)
+    x = numbers.number(value, name)
     if bool((x <= 0).any()):
         checks.fail(f"min({name})", x.min().item(), "it must be > 0", f"choose another {name}")
     return x

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from otflow.base import checks
+from otflow.base import checks, matrices, numbers
 from otflow.base.linalg import symmetric
-from otflow.closed_forms import inputs
 from otflow.closed_forms.matrices import eye
 
 
@@ -31,20 +30,12 @@ class Quadratic(NamedTuple):
 
 def quadratic(mean: Any, cov: Any, A: Any, b: Any, K: Any = None) -> Quadratic:
     """The five of them checked, of shapes that broadcast."""
-    S = inputs.covariance(cov, "cov")
-    A = inputs.fits(inputs.symmetric_matrix(A, "A"), "A", S, "cov")
-    m, b = (_column(value, name, S) for value, name in ((mean, "mean"), (b, "b")))
+    S = matrices.covariance(cov, "cov")
+    A = matrices.fits(matrices.symmetric_matrix(A, "A"), "A", S, "cov")
+    m, b = (matrices.vector(value, name, S, "cov")[..., None] for value, name in ((mean, "mean"), (b, "b")))
     if K is None:
         return Quadratic(m, S, A, b, A)
-    return Quadratic(m, S, A, b, A + inputs.fits(inputs.symmetric_matrix(K, "K"), "K", A, "A"))
-
-
-def _column(value: Any, name: str, S: Tensor) -> Tensor:
-    v = inputs.number(value, name)
-    if v.ndim < 1 or v.shape[-1] != S.shape[-1]:
-        checks.fail(f"{name}.shape", tuple(v.shape), f"(*batch, {S.shape[-1]}) is needed", "pass a vector")
-    inputs.broadcast(v.shape[:-1], S.shape[:-2], v, name, S, "cov")
-    return v[..., None]
+    return Quadratic(m, S, A, b, A + matrices.fits(matrices.symmetric_matrix(K, "K"), "K", A, "A"))
 
 
 def fokker_planck(
@@ -64,9 +55,9 @@ def fokker_planck(
     (2.0, 1.75)
     """
     q, beta = quadratic(mean, cov, A, b, K), checks.positive(beta, "beta")
-    t = inputs.time(t, q.cov, "cov")
+    t = matrices.time(t, q.cov, "cov")
     if bool((t < 0).any()):
-        checks.fail("t", inputs.shown(t), "diffusion does not run backwards", "pass times >= 0")
+        checks.fail("t", numbers.shown(t), "diffusion does not run backwards", "pass times >= 0")
     decay, noise = _noise(q.C, t)
     m = q.b + torch.matrix_exp(-t * q.A) @ (q.mean - q.b)
     return m[..., 0], symmetric(decay @ q.cov @ decay + noise / beta)
@@ -86,5 +77,5 @@ def heat_deviation(sigma: Any, t: Any) -> Tensor:
     >>> heat_deviation(3.0, 8.0).item()
     5.0
     """
-    s, t = inputs.alongside(sigma=inputs.variance(sigma, "sigma"), t=inputs.variance(t, "t"))
+    s, t = numbers.alongside(sigma=numbers.variance(sigma, "sigma"), t=numbers.variance(t, "t"))
     return torch.sqrt(s**2 + 2 * t)

@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow.base import checks
+from otflow.base import checks, matrices, numbers
 from otflow.base.linalg import sqrtm, symmetric
-from otflow.closed_forms import inputs
 from otflow.closed_forms.matrices import eye, solve_right, trace
 from otflow.closed_forms.rates import sinkhorn_cross, tilted
 
 
 def _gradient_weights(A: Tensor) -> Tensor:
     """A itself, or an error unless A = A^T or A = -A^T: only then is A S A a gradient."""
-    even, odd = not inputs.unequal(A, A.mT), not inputs.unequal(A, -A.mT)
-    if not (even or odd):
-        checks.fail("A", "a matrix", "a gradient flow needs A = A^T or A = -A^T", "use (A + A.T) / 2")
+    even, odd = not matrices.unequal(A, A.mT), not matrices.unequal(A, -A.mT)
+    checks.require(
+        even or odd, "A", "a matrix", "a gradient flow needs A = A^T or A = -A^T", "use (A + A.T) / 2"
+    )
     return symmetric(A) if even else (A - A.mT) / 2
 
 
@@ -38,8 +38,8 @@ def softmax_energy(S: Any, A: Any) -> Tensor:
     >>> softmax_energy([[2.0]], [[3.0]]).item()
     9.0
     """
-    S = inputs.covariance(S, "S")
-    X = inputs.fits(_gradient_weights(inputs.square(A, "A")), "A", S, "S") @ S
+    S = matrices.covariance(S, "S")
+    X = matrices.fits(_gradient_weights(matrices.square(A, "A")), "A", S, "S") @ S
     return trace(X @ X) / 4
 
 
@@ -49,8 +49,8 @@ def softmax_descent(S: Any, A: Any) -> Tensor:
     >>> softmax_descent([[2.0]], [[3.0]]).item()
     -18.0
     """
-    S = inputs.covariance(S, "S")
-    a = inputs.fits(_gradient_weights(inputs.square(A, "A")), "A", S, "S")
+    S = matrices.covariance(S, "S")
+    a = matrices.fits(_gradient_weights(matrices.square(A, "A")), "A", S, "S")
     return -symmetric(a @ S @ a)
 
 
@@ -62,8 +62,8 @@ def multihead_energy(S: Any, A: Any) -> Tensor:
     >>> multihead_energy([[2.0]], [[[3.0]], [[1.0]]]).item()
     10.0
     """
-    S = inputs.covariance(S, "S")
-    X = _gradient_weights(inputs.heads(A, "A", S, "S")) @ S[..., None, :, :]
+    S = matrices.covariance(S, "S")
+    X = _gradient_weights(matrices.heads(A, "A", S, "S")) @ S[..., None, :, :]
     return trace(X @ X).sum(-1) / 4
 
 
@@ -73,8 +73,8 @@ def multihead_descent(S: Any, A: Any) -> Tensor:
     >>> multihead_descent([[2.0]], [[[3.0]], [[1.0]]]).item()
     -20.0
     """
-    S = inputs.covariance(S, "S")
-    a = _gradient_weights(inputs.heads(A, "A", S, "S"))
+    S = matrices.covariance(S, "S")
+    a = _gradient_weights(matrices.heads(A, "A", S, "S"))
     return -symmetric((a @ S[..., None, :, :] @ a).sum(-3))
 
 
@@ -88,13 +88,12 @@ def sinkhorn_energy(S: Any, A: Any, *, eps: float = 1.0) -> Tensor:
     >>> round(sinkhorn_energy([[1.0]], [[math.sqrt(2)]]).item() - (2 - math.log(2)) / 4, 12)
     0.0
     """
-    S = inputs.covariance(S, "S")
-    A = inputs.fits(inputs.symmetric_matrix(A, "A"), "A", S, "S")
+    S = matrices.covariance(S, "S")
+    A = matrices.fits(matrices.symmetric_matrix(A, "A"), "A", S, "S")
     R = sqrtm(S)
     z = torch.linalg.svdvals(2 / checks.positive(eps, "eps") * R @ A @ R)
     less = z * (z / (1 + torch.hypot(torch.ones_like(z), z)))  # q - 1 without cancellation
-    out: Tensor = (less - torch.log1p(less / 2)).sum(-1) / 4
-    return out
+    return (less - torch.log1p(less / 2)).sum(-1) / 4
 
 
 def sinkhorn_descent(S: Any, A: Any, *, eps: float = 1.0) -> Tensor:
@@ -106,8 +105,8 @@ def sinkhorn_descent(S: Any, A: Any, *, eps: float = 1.0) -> Tensor:
     >>> round(sinkhorn_descent([[1.0]], [[1.0]]).item(), 12)
     -0.61803398875
     """
-    S = inputs.positive_definite(S, "S")
-    A = inputs.fits(inputs.symmetric_matrix(A, "A"), "A", S, "S")
+    S = matrices.positive_definite(S, "S")
+    A = matrices.fits(matrices.symmetric_matrix(A, "A"), "A", S, "S")
     return -symmetric(A @ solve_right(sinkhorn_cross(S, A, eps=eps), S)) / eps
 
 
@@ -123,8 +122,7 @@ def l2_energy(S: Any, K: Any, c: Any) -> Tensor:
     """
     S, K, c = _multiples(S, K, c)
     H = K.mT @ K
-    out: Tensor = c**2 / 2 * (trace(H @ S) - torch.linalg.slogdet(eye(S) + 2 * H @ S).logabsdet / 2)
-    return out
+    return c**2 / 2 * (trace(H @ S) - torch.linalg.slogdet(eye(S) + 2 * H @ S).logabsdet / 2)
 
 
 def l2_descent(S: Any, K: Any, c: Any) -> Tensor:
@@ -135,14 +133,13 @@ def l2_descent(S: Any, K: Any, c: Any) -> Tensor:
     """
     S, K, c = _multiples(S, K, c)
     H = K.mT @ K
-    out: Tensor = -2 * c[..., None, None] ** 2 * symmetric(H @ tilted(S, K) @ H)
-    return out
+    return -2 * c[..., None, None] ** 2 * symmetric(H @ tilted(S, K) @ H)
 
 
 def _multiples(S: Any, K: Any, c: Any) -> tuple[Tensor, Tensor, Tensor]:
-    S, c = inputs.covariance(S, "S"), inputs.number(c, "c")
-    inputs.broadcast(c.shape, S.shape[:-2], c, "c", S, "S")
-    return S, inputs.fits(inputs.matrix(K, "K"), "K", S, "S"), c
+    S, c = matrices.covariance(S, "S"), numbers.number(c, "c")
+    matrices.broadcasting(c, c.shape, "c", S, "S")
+    return S, matrices.fits(matrices.matrix(K, "K"), "K", S, "S"), c
 
 
 def twisted_energy(S: Any, A: Any) -> Tensor:
@@ -154,8 +151,8 @@ def twisted_energy(S: Any, A: Any) -> Tensor:
     >>> twisted_energy([[1.0]], [[0.6]]).item(), twisted_energy([[1.0]], [[1.0]]).item()
     (0.625, inf)
     """
-    S = inputs.covariance(S, "S")
-    A = inputs.fits(inputs.square(A, "A"), "A", S, "S")
+    S = matrices.covariance(S, "S")
+    A = matrices.fits(matrices.square(A, "A"), "A", S, "S")
     R = sqrtm(S.detach())
     yes = torch.linalg.svdvals(R @ A.detach() @ R)[..., 0] < 1
     X = torch.where(yes[..., None, None], S @ A.mT @ S @ A, 0)

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow.base import checks
+from otflow.base import checks, matrices
 from otflow.base.linalg import sqrtm
-from otflow.closed_forms import inputs
 from otflow.closed_forms.matrices import eye, scaled, trace
 
 
@@ -24,8 +23,7 @@ def entropic_cross(S1: Any, S2: Any, eps: float) -> Tensor:
     1.0
     """
     R1, R2 = _roots(S1, S2)
-    out: Tensor = R1 @ scaled(4 / checks.positive(eps, "eps") * R1 @ R2) @ R2
-    return out
+    return R1 @ scaled(4 / checks.positive(eps, "eps") * R1 @ R2) @ R2
 
 
 def entropic_value(S1: Any, S2: Any, eps: float, *, shift: Any = None) -> Tensor:
@@ -44,23 +42,18 @@ def entropic_value(S1: Any, S2: Any, eps: float, *, shift: Any = None) -> Tensor
     q = torch.hypot(torch.ones_like(z), z)
     # tau = z / (1 + q) and 1 - tau^2 = 2 / (1 + q), neither with cancellation
     pairs = (2 * s * z / (1 + q) + eps / 2 * torch.log(2 / (1 + q))).sum(-1)
-    out: Tensor = _squared(shift, R1) + trace(R1 @ R1) + trace(R2 @ R2) - pairs
-    return out
+    return _squared(shift, R1) + trace(R1 @ R1) + trace(R2 @ R2) - pairs
 
 
 def _squared(shift: Any, S: Tensor) -> Tensor:
     if shift is None:
         return S.new_zeros(())
-    m = inputs.number(shift, "shift")
-    if m.ndim < 1 or m.shape[-1] != S.shape[-1]:
-        checks.fail("shift.shape", tuple(m.shape), f"(*batch, {S.shape[-1]}) is needed", "pass a vector")
-    inputs.broadcast(m.shape[:-1], S.shape[:-2], m, "shift", S, "S1")
-    return m.square().sum(-1)
+    return matrices.vector(shift, "shift", S, "S1").square().sum(-1)
 
 
 def _roots(S1: Any, S2: Any) -> tuple[Tensor, Tensor]:
-    one, two = inputs.covariance(S1, "S1"), inputs.covariance(S2, "S2")
-    inputs.fits(two, "S2", one, "S1")
+    one, two = matrices.covariance(S1, "S1"), matrices.covariance(S2, "S2")
+    matrices.fits(two, "S2", one, "S1")
     return sqrtm(one), sqrtm(two)
 
 
@@ -74,7 +67,7 @@ def debiased_rate(S: Any, eps: float) -> Tensor:
     >>> debiased_rate([[0.0]], 2.0).item(), debiased_rate([[1.0]], 2.0).item()
     (0.0, 0.0)
     """
-    S = inputs.covariance(S, "S")
+    S = matrices.covariance(S, "S")
     square = checks.positive(eps, "eps") ** 2 * eye(S)
     return sqrtm(16 * S + square) - sqrtm(16 * S @ S + square)
 
@@ -89,10 +82,9 @@ def debiased_rate_erratum(S: Any, eps: float) -> Tensor:
     >>> debiased_rate_erratum([[0.0]], 2.0).item(), round(debiased_rate_erratum([[1.0]], 2.0).item(), 6)
     (0.0, -0.763932)
     """
-    S = inputs.covariance(S, "S")
+    S = matrices.covariance(S, "S")
     e = checks.positive(eps, "eps") ** 2 / 16 * eye(S)
-    out: Tensor = 4 * sqrtm(S + e) - 2 * sqrtm(S @ S + e) - 2 * S - eps / 2 * eye(S)
-    return out
+    return 4 * sqrtm(S + e) - 2 * sqrtm(S @ S + e) - 2 * S - eps / 2 * eye(S)
 
 
 def score(S: Any) -> Tensor:
@@ -101,9 +93,8 @@ def score(S: Any) -> Tensor:
     >>> score([[4.0]]).item()
     -0.25
     """
-    S = inputs.positive_definite(S, "S")
-    out: Tensor = -torch.linalg.inv(S)
-    return out
+    S = matrices.positive_definite(S, "S")
+    return -torch.linalg.inv(S)
 
 
 def l2_displacement(S: Any, eps: float) -> Tensor:
@@ -116,9 +107,8 @@ def l2_displacement(S: Any, eps: float) -> Tensor:
     >>> l2_displacement([[1.5]], 0.5).item()
     -0.5
     """
-    S = inputs.covariance(S, "S")
-    out: Tensor = -torch.linalg.inv(S + checks.positive(eps, "eps") * eye(S))
-    return out
+    S = matrices.covariance(S, "S")
+    return -torch.linalg.inv(S + checks.positive(eps, "eps") * eye(S))
 
 
 def sinkhorn_displacement(S: Any, eps: float) -> Tensor:
@@ -130,10 +120,9 @@ def sinkhorn_displacement(S: Any, eps: float) -> Tensor:
     >>> round(sinkhorn_displacement([[2.0]], 3.0).item(), 12)
     -0.166666666667
     """
-    S = inputs.covariance(S, "S")
+    S = matrices.covariance(S, "S")
     shift = checks.positive(eps, "eps") * eye(S)
-    out: Tensor = -2 * torch.linalg.inv(2 * S + shift + sqrtm(4 * S @ S + shift @ shift))
-    return out
+    return -2 * torch.linalg.inv(2 * S + shift + sqrtm(4 * S @ S + shift @ shift))
 
 
 def heat_path(S0: Any, t: Any) -> Tensor:
@@ -145,5 +134,5 @@ def heat_path(S0: Any, t: Any) -> Tensor:
     >>> heat_path([[1.0]], 2.0).item()
     5.0
     """
-    S = inputs.covariance(S0, "S0")
-    return inputs.covariance(S + 2 * inputs.time(t, S, "S0") * eye(S), "S0 + 2 t I")
+    S = matrices.covariance(S0, "S0")
+    return matrices.covariance(S + 2 * matrices.time(t, S, "S0") * eye(S), "S0 + 2 t I")

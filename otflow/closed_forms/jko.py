@@ -1,4 +1,4 @@
-"""Minimising movements in closed form: what a JKO scheme does exactly, one step of length tau at a time.
+"""JKO steps in closed form: the exact minimising movement over one step of length tau.
 
     mu' = argmin over nu of F(nu) + W2(nu, mu)^2 / (2 tau)
 
@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow.base import checks
+from otflow.base import checks, matrices, numbers
 from otflow.base.errors import ConvergenceError
 from otflow.base.linalg import known, sqrtm, symmetric
-from otflow.closed_forms import inputs
 from otflow.closed_forms.barenblatt import exponents, positive
 from otflow.closed_forms.diffusion import quadratic
 from otflow.closed_forms.matrices import eye, solve
@@ -42,8 +41,8 @@ def fokker_planck_step(
     (0.5, 1.0)
     """
     q, beta, tau = quadratic(mean, cov, A, b, K), checks.positive(beta, "beta"), checks.positive(tau, "tau")
-    pull = inputs.positive_definite(eye(q.A) + tau * q.A, "I + tau A")
-    B = inputs.positive_definite(eye(q.C) + tau * q.C, "I + tau (A + K)")
+    pull = matrices.positive_definite(eye(q.A) + tau * q.A, "I + tau A")
+    B = matrices.positive_definite(eye(q.C) + tau * q.C, "I + tau (A + K)")
     inverse = solve(sqrtm(B), eye(B))
     mean = solve(pull, q.mean + tau * q.A @ q.b)[..., 0]
     return mean, symmetric(inverse @ _spread(inverse @ q.cov @ inverse, tau / beta) @ inverse)
@@ -67,7 +66,7 @@ def heat_step(sigma: Any, tau: Any) -> Tensor:
     >>> heat_step(3.0, 4.0).item()
     4.0
     """
-    s, tau = inputs.alongside(sigma=inputs.variance(sigma, "sigma"), tau=inputs.variance(tau, "tau"))
+    s, tau = numbers.alongside(sigma=numbers.variance(sigma, "sigma"), tau=numbers.variance(tau, "tau"))
     return (s + torch.sqrt(s**2 + 4 * tau)) / 2
 
 
@@ -82,13 +81,12 @@ def barenblatt_radius_step(R: Any, tau: Any, m: float, d: int) -> Tensor:
     1.0
     """
     q = exponents(m, d).q
-    R, tau = inputs.alongside(R=inputs.variance(R, "R"), tau=positive(tau, "tau"))
+    R, tau = numbers.alongside(R=numbers.variance(R, "R"), tau=positive(tau, "tau"))
     R, s = torch.broadcast_tensors(R, (tau / q) ** (1 / q))
     x = _rise(R.detach(), s.detach(), q)
     # One more step of Newton's method, which carries the derivatives.
     rest, slope = x - R - x * (s / x) ** q, 1 + (q - 1) * (s.detach() / x) ** q
-    out: Tensor = x - rest / slope
-    return out
+    return x - rest / slope
 
 
 @torch.no_grad()
@@ -115,15 +113,13 @@ def aggregation_step(x: Any, tau: float, *, w: Any = None) -> Tensor:
     >>> aggregation_step([[0.0], [4.0]], 1.0).flatten()
     tensor([1., 3.], dtype=torch.float64)
     """
-    x, tau = inputs.matrix(x, "x"), checks.positive(tau, "tau")
+    x, tau = matrices.matrix(x, "x"), checks.positive(tau, "tau")
     centre = x.mean(-2, keepdim=True) if w is None else _mean(x, w)
-    out: Tensor = centre + (x - centre) / (1 + tau)
-    return out
+    return centre + (x - centre) / (1 + tau)
 
 
 def _mean(x: Tensor, w: Any) -> Tensor:
-    w = checks.probability(inputs.number(w, "w"), "w", "pass w / w.sum()")
-    if w.shape[-1] != x.shape[-2]:
-        checks.fail("w.shape", tuple(w.shape), f"one weight for each of {x.shape[-2]} points", "reshape w")
-    out: Tensor = w[..., None, :] @ x
-    return out
+    w = checks.probability(numbers.number(w, "w"), "w", "pass w / w.sum()")
+    rule = f"one weight for each of {x.shape[-2]} points"
+    checks.require(w.shape[-1] == x.shape[-2], "w.shape", w.shape, rule, "reshape w")
+    return w[..., None, :] @ x

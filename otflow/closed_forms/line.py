@@ -1,4 +1,4 @@
-"""Variances on the line: softmax, L2 and Sinkhorn attention between numbers.
+"""The line: variances of Gaussians on R under softmax, L2 and Sinkhorn attention.
 
     softmax    s' = 2 v a s^2
     L2         s' = 4 v k q s^2 / (1 + 2 k^2 s)
@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow.base import checks
+from otflow.base import checks, numbers
 from otflow.base.errors import ConvergenceError
 from otflow.base.linalg import ratio
-from otflow.closed_forms import inputs
 
 
 def softmax_variance(s0: Any, a: Any, v: Any, t: Any) -> Tensor:
@@ -33,18 +32,13 @@ def softmax_variance(s0: Any, a: Any, v: Any, t: Any) -> Tensor:
     >>> softmax_variance(1.0, 0.25, 1.0, 1.0).item()
     2.0
     """
-    s, a, v, t = inputs.alongside(s0=inputs.variance(s0, "s0"), a=a, v=v, t=t)
+    s, a, v, t = numbers.alongside(s0=numbers.variance(s0, "s0"), a=a, v=v, t=t)
     left = 1 - 2 * v * a * s * t
     if bool((left <= 0).any()):
         time = softmax_variance_blow_up(s.detach(), a.detach(), (v * t.sign()).detach()).min().item()
-        checks.fail(
-            "t",
-            inputs.shown(t),
-            f"a variance blows up at |t| = {time:g}",
-            "stay below softmax_variance_blow_up",
-        )
-    out: Tensor = s / left
-    return out
+        rule = f"a variance blows up at |t| = {time:g}"
+        checks.fail("t", numbers.shown(t), rule, "stay below softmax_variance_blow_up")
+    return s / left
 
 
 def softmax_variance_blow_up(s0: Any, a: Any, v: Any) -> Tensor:
@@ -53,7 +47,7 @@ def softmax_variance_blow_up(s0: Any, a: Any, v: Any) -> Tensor:
     >>> softmax_variance_blow_up(1.0, 0.25, 1.0).item(), softmax_variance_blow_up(1.0, -1.0, 1.0).item()
     (2.0, inf)
     """
-    s, a, v = inputs.alongside(s0=inputs.variance(s0, "s0"), a=a, v=v)
+    s, a, v = numbers.alongside(s0=numbers.variance(s0, "s0"), a=a, v=v)
     rate = 2 * v * a * s
     return torch.where(rate > 0, ratio(torch.ones_like(rate), rate), torch.inf)
 
@@ -69,16 +63,14 @@ def l2_variance(s0: Any, q: Any, k: Any, v: Any, t: Any) -> Tensor:
     >>> round(l2_variance(1.0, 1.0, 1.0, 0.25, 3 - 1 / math.e).item() - math.e, 12)
     0.0
     """
-    s, q, k, v, t = inputs.alongside(s0=inputs.variance(s0, "s0"), q=q, k=k, v=v, t=t)
+    s, q, k, v, t = numbers.alongside(s0=numbers.variance(s0, "s0"), q=q, k=k, v=v, t=t)
     y, b = torch.broadcast_tensors(-4 * v * k * q * s * t, 2 * k**2 * s)
 
     def rest(r: Tensor) -> Tensor:
-        out: Tensor = torch.expm1(r) + b * r - y
-        return out
+        return torch.expm1(r) + b * r - y
 
     def slope(r: Tensor) -> Tensor:
-        out: Tensor = r.exp() + b
-        return out
+        return r.exp() + b
 
     # rest is convex with slope 1 + b at 0, so that rest >= 0 here: Newton falls to the root.
     start = torch.minimum(y / (1 + b), torch.log1p(y.clamp(min=0)) + torch.where(y > 0, 0, torch.inf))
@@ -96,7 +88,7 @@ def sinkhorn_variance(s0: Any, a: Any, v: Any, t: Any, *, eps: float = 1.0) -> T
     0.0
     """
     eps = checks.positive(eps, "eps")
-    s, a, v, t = inputs.alongside(s0=inputs.variance(s0, "s0"), a=a, v=v, t=t)
+    s, a, v, t = numbers.alongside(s0=numbers.variance(s0, "s0"), a=a, v=v, t=t)
     # With p = log(s / s0) and u0 = 2 |a| s0 / eps, the equation times u0 is a sum of three increasing terms.
     y, u = torch.broadcast_tensors(4 * a * v * s * t / eps**2, 2 * a.abs() * s / eps)
     q = torch.hypot(torch.ones_like(u), u)
@@ -104,8 +96,7 @@ def sinkhorn_variance(s0: Any, a: Any, v: Any, t: Any, *, eps: float = 1.0) -> T
     def rest(p: Tensor) -> Tensor:
         e, h = torch.exp(-p), torch.hypot(torch.exp(-p), u)
         logs = u * torch.asinh(2 * u * torch.sinh(p) / (q + h))
-        out: Tensor = logs - torch.expm1(-p) + 2 * torch.sinh(p) * (e / (q + h)) - y
-        return out
+        return logs - torch.expm1(-p) + 2 * torch.sinh(p) * (e / (q + h)) - y
 
     def slope(p: Tensor) -> Tensor:
         return torch.exp(-p) + torch.hypot(torch.exp(-p), u)
@@ -142,10 +133,6 @@ def _descend(
 
 def _representable(s: Tensor, t: Tensor) -> Tensor:
     if not bool(torch.isfinite(s).all()):
-        checks.fail(
-            "t",
-            inputs.shown(t),
-            "a variance leaves the range of floating point by then",
-            "choose shorter times",
-        )
+        rule = "a variance leaves the range of floating point by then"
+        checks.fail("t", numbers.shown(t), rule, "choose shorter times")
     return s

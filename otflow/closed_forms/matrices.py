@@ -1,4 +1,4 @@
-"""The few functions of matrices that the closed forms share."""
+"""Matrices: the few functions of them that the closed forms share."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ def trace(a: Tensor) -> Tensor:
 
 def norm(a: Tensor) -> Tensor:
     """The largest singular value, (*batch,)."""
-    out: Tensor = torch.linalg.matrix_norm(a, 2)
-    return out
+    return torch.linalg.matrix_norm(a, 2)
 
 
 def solve(a: Tensor, b: Tensor) -> Tensor:
     """A^-1 B; torch alone would take B for a batch of vectors if A has d batch members and B none."""
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    out: Tensor = torch.linalg.solve(a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]))
-    return out
+    return torch.linalg.solve(a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]))
 
 
 def solve_right(b: Tensor, a: Tensor) -> Tensor:
@@ -42,8 +40,7 @@ def support(S: Tensor) -> Tensor:
     size = vectors.abs()
     values = (vectors * (S.detach() @ vectors)).sum(-2)
     noise = 4 * S.shape[-1] * torch.finfo(S.dtype).eps * (size * (S.detach().abs() @ size)).sum(-2)
-    out: Tensor = (vectors * (values > noise)[..., None, :]) @ vectors.mT
-    return out
+    return (vectors * (values > noise)[..., None, :]) @ vectors.mT
 
 
 def scaled(N: Tensor) -> Tensor:

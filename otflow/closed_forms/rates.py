@@ -12,9 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from otflow.base import checks
+from otflow.base import checks, matrices
 from otflow.base.linalg import sqrtm
-from otflow.closed_forms import inputs
 from otflow.closed_forms.matrices import eye, scaled, solve, solve_right
 
 
@@ -26,8 +25,8 @@ def softmax_rate(S: Any, A: Any, V: Any) -> Tensor:
     >>> softmax_rate([[2.0]], [[0.5]], [[1.0]]).item()
     4.0
     """
-    S = inputs.covariance(S, "S")
-    A, V = (inputs.fits(inputs.square(a, n), n, S, "S") for a, n in ((A, "A"), (V, "V")))
+    S = matrices.covariance(S, "S")
+    A, V = (matrices.fits(matrices.square(a, n), n, S, "S") for a, n in ((A, "A"), (V, "V")))
     return _both(V @ S @ A @ S)
 
 
@@ -41,11 +40,10 @@ def multihead_rate(S: Any, A: Any, C: Any) -> Tensor:
     >>> multihead_rate([[2.0]], [[[0.5]], [[1.0]]], [[[1.0]], [[1.0]]]).item()
     12.0
     """
-    S = inputs.covariance(S, "S")
-    A, C = inputs.heads(A, "A", S, "S"), inputs.heads(C, "C", S, "S")
-    if A.shape[-3] != C.shape[-3]:
-        rule = f"A has {A.shape[-3]} heads"
-        checks.fail("C.shape", tuple(C.shape), rule, "pass one C for each A")
+    S = matrices.covariance(S, "S")
+    A, C = matrices.heads(A, "A", S, "S"), matrices.heads(C, "C", S, "S")
+    rule = f"A has {A.shape[-3]} heads"
+    checks.require(A.shape[-3] == C.shape[-3], "C.shape", C.shape, rule, "pass one C for each A")
     each = S[..., None, :, :]
     return _both((C @ each @ A @ each).sum(-3))
 
@@ -58,11 +56,12 @@ def l2_rate(S: Any, Q: Any, K: Any, V: Any) -> Tensor:
     >>> l2_rate([[1.0]], [[1.0]], [[1.0]], [[1.5]]).item()
     2.0
     """
-    S = inputs.covariance(S, "S")
-    Q, K = (inputs.fits(inputs.matrix(a, n), n, S, "S") for a, n in ((Q, "Q"), (K, "K")))
-    V = inputs.fits(inputs.square(V, "V"), "V", S, "S")
-    if Q.shape[-2] != K.shape[-2]:
-        checks.fail("K.shape", tuple(K.shape), f"Q has shape {tuple(Q.shape)}", "give both k rows")
+    S = matrices.covariance(S, "S")
+    Q, K = (matrices.fits(matrices.matrix(a, n), n, S, "S") for a, n in ((Q, "Q"), (K, "K")))
+    V = matrices.fits(matrices.square(V, "V"), "V", S, "S")
+    checks.require(
+        Q.shape[-2] == K.shape[-2], "K.shape", K.shape, f"Q has shape {tuple(Q.shape)}", "give both k rows"
+    )
     return _both(2 * V @ tilted(S, K) @ K.mT @ Q @ S)
 
 
@@ -79,8 +78,8 @@ def sinkhorn_rate(S: Any, A: Any, V: Any, *, eps: float = 1.0) -> Tensor:
     >>> round(sinkhorn_rate([[1.0]], [[1.0]], [[1.0]]).item(), 12)
     1.2360679775
     """
-    S = inputs.covariance(S, "S")
-    V = inputs.fits(inputs.square(V, "V"), "V", S, "S")
+    S = matrices.covariance(S, "S")
+    V = matrices.fits(matrices.square(V, "V"), "V", S, "S")
     return _both(V @ sinkhorn_cross(S, A, eps=eps)) / eps
 
 
@@ -94,11 +93,10 @@ def sinkhorn_cross(S: Any, A: Any, *, eps: float = 1.0) -> Tensor:
     >>> round(sinkhorn_cross([[1.0]], [[1.0]]).item(), 12)
     0.61803398875
     """
-    S = inputs.covariance(S, "S")
-    A = inputs.fits(inputs.square(A, "A"), "A", S, "S")
+    S = matrices.covariance(S, "S")
+    A = matrices.fits(matrices.square(A, "A"), "A", S, "S")
     b, R = 1 / checks.positive(eps, "eps"), sqrtm(S)
-    out: Tensor = R @ scaled(2 * b * R @ A @ R) @ R
-    return out
+    return R @ scaled(2 * b * R @ A @ R) @ R
 
 
 def sinkhorn_rate_inverse_right(S: Any, A: Any, V: Any, *, eps: float = 1.0) -> Tensor:
@@ -109,8 +107,7 @@ def sinkhorn_rate_inverse_right(S: Any, A: Any, V: Any, *, eps: float = 1.0) -> 
     >>> round(sinkhorn_rate_inverse_right([[1.0]], [[1.0]], [[1.0]]).item(), 12)
     1.2360679775
     """
-    S, A, V = _regular(S, A, V)
-    b = 1 / checks.positive(eps, "eps")
+    S, A, V, b = _regular(S, A, V, eps)
     return b * _both(V @ solve_right(_bracket(S, A, b), A.mT))
 
 
@@ -122,8 +119,7 @@ def sinkhorn_rate_inverse_left(S: Any, A: Any, V: Any, *, eps: float = 1.0) -> T
     >>> round(sinkhorn_rate_inverse_left([[1.0]], [[1.0]], [[1.0]]).item(), 12)
     1.2360679775
     """
-    S, A, V = _regular(S, A, V)
-    b = 1 / checks.positive(eps, "eps")
+    S, A, V, b = _regular(S, A, V, eps)
     return b * _both(V @ solve(A.mT, solve(S, _bracket(S, A.mT, b)) @ S))
 
 
@@ -140,22 +136,23 @@ def sinkhorn_poster_rate(S: Any, A: Any, V: Any) -> Tensor:
     >>> round(sinkhorn_poster_rate([[1.0]], [[1.0]], [[1.0]]).item(), 12)
     1.2360679775
     """
-    S, A, V = _regular(S, A, V)
-    return _both(V @ _bracket(S, A, 1.0) @ solve(S, solve(A.mT, S)))
+    S, A, V, b = _regular(S, A, V)
+    return _both(V @ _bracket(S, A, b) @ solve(S, solve(A.mT, S)))
 
 
-def _regular(S: Any, A: Any, V: Any) -> tuple[Tensor, Tensor, Tensor]:
-    S = inputs.positive_definite(S, "S")
-    A = inputs.fits(inputs.invertible(A, "A"), "A", S, "S")
-    return S, A, inputs.fits(inputs.square(V, "V"), "V", S, "S")
+def _regular(S: Any, A: Any, V: Any, eps: float = 1.0) -> tuple[Tensor, Tensor, Tensor, float]:
+    """S > 0, an invertible A, V, and b = 1 / eps."""
+    S = matrices.positive_definite(S, "S")
+    A = matrices.fits(matrices.invertible(A, "A"), "A", S, "S")
+    V = matrices.fits(matrices.square(V, "V"), "V", S, "S")
+    return S, A, V, 1 / checks.positive(eps, "eps")
 
 
 def _bracket(S: Tensor, A: Tensor, b: float) -> Tensor:
     """(R (4 b^2 R A S A^T R + I)^(1/2) R^-1 - I) / (2b)."""
     R = sqrtm(S)
     N = 2 * b * R @ A @ R
-    out: Tensor = (solve_right(R @ sqrtm(N @ N.mT + eye(S)), R) - eye(S)) / (2 * b)
-    return out
+    return (solve_right(R @ sqrtm(N @ N.mT + eye(S)), R) - eye(S)) / (2 * b)
 
 
 def _both(X: Tensor) -> Tensor:

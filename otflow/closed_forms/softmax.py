@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from otflow.base import checks
+from otflow.base import checks, matrices, numbers
 from otflow.base.linalg import ratio, sqrtm, symmetric
-from otflow.closed_forms import inputs
 from otflow.closed_forms.matrices import eye, norm, solve, solve_right, support, trace
 
 
@@ -35,8 +34,8 @@ class _Spectrum(NamedTuple):
 
 
 def _matrices(S0: Any, A: Any) -> tuple[Tensor, Tensor]:
-    S = inputs.covariance(S0, "S0")
-    a = inputs.fits(inputs.square(A, "A"), "A", S, "S0")
+    S = matrices.covariance(S0, "S0")
+    a = matrices.fits(matrices.square(A, "A"), "A", S, "S0")
     return S, a + a.mT
 
 
@@ -55,8 +54,7 @@ def _seen(S: Tensor, H: Tensor) -> Tensor:
 
 def _explodes(S: Tensor, H: Tensor, tol: float) -> Tensor:
     """Whether H has an eigenvalue beyond tol |H| on the range of S, (*batch,)."""
-    out: Tensor = torch.linalg.eigvalsh(_seen(S, H))[..., -1] > tol * norm(H.detach())
-    return out
+    return torch.linalg.eigvalsh(_seen(S, H))[..., -1] > tol * norm(H.detach())
 
 
 def softmax_path(S0: Any, A: Any, t: Any) -> Tensor:
@@ -74,18 +72,14 @@ def softmax_path(S0: Any, A: Any, t: Any) -> Tensor:
     tensor([[2.]], dtype=torch.float64)
     """
     S, H = _matrices(S0, A)
-    time = inputs.time(t, S, "S0")
+    time = matrices.time(t, S, "S0")
     R = sqrtm(S.detach())
     values = torch.linalg.eigvalsh(symmetric(R @ H.detach() @ R))
     past = time[..., 0] * values >= 1
     if bool(past.any()):
         worst = (1 / values.expand(past.shape)[past]).abs().min().item()
-        checks.fail(
-            "t",
-            inputs.shown(t),
-            f"a covariance blows up at |t| = {worst:g}",
-            "stay below softmax_blow_up_time",
-        )
+        rule = f"a covariance blows up at |t| = {worst:g}"
+        checks.fail("t", numbers.shown(t), rule, "stay below softmax_blow_up_time")
     # A solve without the root: smooth in S0 even where S0 is singular.
     return symmetric(solve_right(S, eye(S) - time * H @ S))
 
@@ -112,12 +106,8 @@ def _top(S0: Any, A: Any, tol: float) -> tuple[_Spectrum, Tensor]:
     s = _spectrum(S0, A)
     top = s.values[..., -1:]
     if not bool((_explodes(s.S, s.H, tol) & (top[..., 0] > 0)).all()):
-        checks.fail(
-            "max eigenvalue of A + A^T on the range of S0",
-            top.min().item(),
-            "without a positive one there is no blow-up",
-            "ask softmax_blow_up_time first",
-        )
+        rule, remedy = "without a positive one there is no blow-up", "ask softmax_blow_up_time first"
+        checks.fail("max eigenvalue of A + A^T on the range of S0", top.min().item(), rule, remedy)
     return s, s.values >= top * (1 - tol)
 
 
@@ -133,8 +123,7 @@ def softmax_blow_up_profile(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
     """
     s, top = _top(S0, A, tol)
     u = s.R @ (s.vectors * top[..., None, :])
-    out: Tensor = u @ u.mT / s.values[..., -1:, None]
-    return out
+    return u @ u.mT / s.values[..., -1:, None]
 
 
 def softmax_blow_up_direction(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
@@ -147,8 +136,8 @@ def softmax_blow_up_direction(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
     tensor([2., 0.], dtype=torch.float64)
     """
     s, top = _top(S0, A, tol)
-    if bool((top.sum(-1) > 1).any()):
-        checks.fail("A", "a matrix", "its blow-up has several directions", "use softmax_blow_up_profile")
+    rule = "its blow-up has several directions"
+    checks.require(not (top.sum(-1) > 1).any(), "A", "a matrix", rule, "use softmax_blow_up_profile")
     u: Tensor = (s.R @ s.vectors[..., -1:])[..., 0]
     return u * u.gather(-1, u.abs().argmax(-1, keepdim=True)).sign()
 
@@ -168,8 +157,7 @@ def softmax_limit(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
     # Ascending and none positive, so the kernel comes last; counted for H, where S0 cannot hide it.
     index = torch.arange(s.S.shape[-1], device=s.S.device)
     u = s.R @ (s.vectors * (index >= falling[..., None])[..., None, :])
-    out: Tensor = u @ u.mT
-    return out
+    return u @ u.mT
 
 
 def softmax_limit_rank(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
@@ -189,14 +177,9 @@ def _falling(S: Tensor, H: Tensor, tol: float) -> Tensor:
     """Number of negative eigenvalues of H on the range of S; an error if one is positive."""
     values, scale = torch.linalg.eigvalsh(_seen(S, H)), tol * norm(H.detach())[..., None]
     if bool((values > scale).any()):
-        checks.fail(
-            "max eigenvalue of A + A^T on the range of S0",
-            values.max().item(),
-            "a limit needs all of them <= 0",
-            "the flow blows up at softmax_blow_up_time(S0, A)",
-        )
-    out: Tensor = (values < -scale).sum(-1)
-    return out
+        rule, remedy = "a limit needs all of them <= 0", "the flow blows up at softmax_blow_up_time(S0, A)"
+        checks.fail("max eigenvalue of A + A^T on the range of S0", values.max().item(), rule, remedy)
+    return (values < -scale).sum(-1)
 
 
 def softmax_limit_rank_bound(A: Any, *, tol: float = 1e-10) -> Tensor:
@@ -207,14 +190,13 @@ def softmax_limit_rank_bound(A: Any, *, tol: float = 1e-10) -> Tensor:
     >>> softmax_limit_rank_bound([[0.0, 0.0], [0.0, -1.0]]).item()
     1
     """
-    a = inputs.square(A, "A")
+    a = matrices.square(A, "A")
     H = a + a.mT
     values, scale = torch.linalg.eigvalsh(H.detach()), tol * norm(H.detach())[..., None]
     if bool((values > scale).any()):
         high = values.max().item()
         checks.fail("max eigenvalue of A + A^T", high, "the bound is for A + A^T <= 0", "choose another A")
-    out: Tensor = a.shape[-1] - (values < -scale).sum(-1)
-    return out
+    return a.shape[-1] - (values < -scale).sum(-1)
 
 
 def softmax_blow_up_bound(S0: Any, A: Any, V: Any) -> Tensor:
@@ -228,10 +210,9 @@ def softmax_blow_up_bound(S0: Any, A: Any, V: Any) -> Tensor:
     0.5
     """
     S, H = _matrices(S0, A)
-    V = inputs.fits(inputs.positive_definite(V, "V"), "V", S, "S0")
-    low = torch.linalg.eigvalsh(inputs.positive_definite(H, "A + A^T"))[..., 0]
-    out: Tensor = S.shape[-1] / (low * torch.linalg.eigvalsh(V)[..., 0] ** 2 * trace(solve(V, S)))
-    return out
+    V = matrices.fits(matrices.positive_definite(V, "V"), "V", S, "S0")
+    low = torch.linalg.eigvalsh(matrices.positive_definite(H, "A + A^T"))[..., 0]
+    return S.shape[-1] / (low * torch.linalg.eigvalsh(V)[..., 0] ** 2 * trace(solve(V, S)))
 
 
 def softmax_lyapunov(S: Any, V: Any) -> Tensor:
@@ -242,8 +223,8 @@ def softmax_lyapunov(S: Any, V: Any) -> Tensor:
     >>> softmax_lyapunov([[3.0]], [[2.0]]).item()
     1.5
     """
-    S = inputs.covariance(S, "S")
-    V = inputs.fits(inputs.positive_definite(V, "V"), "V", S, "S")
+    S = matrices.covariance(S, "S")
+    V = matrices.fits(matrices.positive_definite(V, "V"), "V", S, "S")
     return trace(solve(V, S))
 
 
@@ -253,6 +234,6 @@ def softmax_lyapunov_rate(S: Any, A: Any) -> Tensor:
     >>> softmax_lyapunov_rate([[3.0]], [[-1.0]]).item()
     -18.0
     """
-    S = inputs.covariance(S, "S")
-    a = inputs.fits(inputs.square(A, "A"), "A", S, "S")
+    S = matrices.covariance(S, "S")
+    a = matrices.fits(matrices.square(A, "A"), "A", S, "S")
     return 2 * trace(S @ a @ S)

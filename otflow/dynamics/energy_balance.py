@@ -1,4 +1,4 @@
-"""Energy against dissipation along a trajectory: how well a run is the gradient flow that it claims to be."""
+"""The energy balance of a trajectory: the energy of a gradient flow falls by what is dissipated."""
 
 from __future__ import annotations
 
@@ -80,8 +80,9 @@ def energy_balance(traj: Trajectory, field: VelocityField, *, lengths: Any = Non
     (True, True)
     """
     descent = as_descent(checks.instance(field, VelocityField, "field"))
-    if len(traj) < 2:
-        checks.fail("len(traj)", len(traj), "a balance needs two save times", "save more often")
+    checks.require(
+        len(traj) >= 2, "len(traj)", len(traj), "a balance needs two save times", "save more often"
+    )
     admit(field, traj.measures[0])
     with torch.no_grad():
         energy = torch.stack([descent.energy(mu) for mu in traj.measures])
@@ -103,8 +104,9 @@ def balance_order(balances: Sequence[EnergyBalance]) -> Tensor:
     >>> round(of.balance_order([of.energy_balance(run, pull) for run in runs]).item(), 1)
     2.0
     """
-    if len(balances) < 2:
-        checks.fail("len(balances)", len(balances), "an order needs two runs", "run with another dt")
+    checks.require(
+        len(balances) >= 2, "len(balances)", len(balances), "an order needs two runs", "run with another dt"
+    )
     steps = np.log([float(b.ts.diff().max()) for b in balances])
     last = torch.stack([b.residual[-1].abs().log() for b in balances])
     x = torch.as_tensor(steps - steps.mean(), dtype=last.dtype, device=last.device)
@@ -141,14 +143,10 @@ def _(mu: Particles, nu: Particles, metric: Metric) -> Tensor:
 
 @_chord.register(Grid)
 def _(mu: Grid, nu: Grid, metric: Metric) -> Tensor:
-    """int J^2 / rho for the flux J that makes mu into nu, which on the line there is one of."""
-    if len(mu.axes) > 1:
-        checks.fail(
-            "lengths",
-            None,
-            "on grids of several dimensions the way between densities is not known from them",
-            'save every step of JKO() and pass lengths=traj.certificates["cost"][1:]',
-        )
+    """int J^2 / rho for the flux J that makes mu into nu; on the line there is only one."""
+    rule = "on grids of several dimensions the way between densities is not known from them"
+    remedy = 'save every step of JKO() and pass lengths=traj.certificates["cost"][1:]'
+    checks.require(len(mu.axes) <= 1, "lengths", None, rule, remedy)
     middle = mu.at([(mu.density + nu.density) / 2])
     flux = ((mu.density - nu.density) * mu.spacing[0]).cumsum(-1)[..., :-1]
     faces = (middle.density[..., 1:] + middle.density[..., :-1]) / 2
@@ -159,11 +157,6 @@ def _(mu: Grid, nu: Grid, metric: Metric) -> Tensor:
 
 def _given(lengths: Any, energy: Tensor) -> Tensor:
     out = checks.tensor(lengths, "lengths")
-    if out.shape != energy[1:].shape:
-        checks.fail(
-            "lengths.shape",
-            tuple(out.shape),
-            f"one number per step is needed, {tuple(energy[1:].shape)}",
-            "save every step",
-        )
+    rule = f"one number per step is needed, {tuple(energy[1:].shape)}"
+    checks.require(out.shape == energy[1:].shape, "lengths.shape", out.shape, rule, "save every step")
     return out.to(energy)

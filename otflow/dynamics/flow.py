@@ -147,12 +147,8 @@ def _check(
             checks.fail(name, f"{value!r:.60}", f"a {kind.__name__} is needed", hint)
     t0, t1 = checks.number(t0, "t0"), checks.number(t1, "t1")
     if t1 <= t0:
-        checks.fail(
-            "t1",
-            t1,
-            f"time runs forward from t0 = {t0}",
-            "choose t1 > t0; to go back in time, negate the field",
-        )
+        rule = f"time runs forward from t0 = {t0}"
+        checks.fail("t1", t1, rule, "choose t1 > t0; to go back in time, negate the field")
     if dt is not None:
         dt = checks.positive(dt, "dt")
     elif not stepper.adaptive:
@@ -160,12 +156,8 @@ def _check(
     if noise is not None:
         checks.instance(noise, Noise, "noise")
     if noise is not None and stepper.adaptive:
-        checks.fail(
-            "stepper",
-            repr(stepper),
-            "noise needs a fixed step",
-            "use Euler() with dt=..., which is Euler-Maruyama",
-        )
+        rule = "noise needs a fixed step"
+        checks.fail("stepper", repr(stepper), rule, "use Euler() with dt=..., which is Euler-Maruyama")
     checks.raises(on_failure)
     return FlowTimes(t0, t1, dt)
 

@@ -1,4 +1,4 @@
-"""Where a flow of Gaussians ends: its limit, how fast it is reached, and of which rank it is."""
+"""The limit of a flow of Gaussians: what it is, how fast it is reached, and its rank."""
 
 from __future__ import annotations
 
@@ -25,11 +25,19 @@ from otflow.steppers.adaptive import Adaptive
 
 __all__ = ["Limit", "limit"]
 
-LARGE = 1e-4  # an eigenvalue above this fraction of the largest one cannot fall while the law is at rest
-SHEER = 1e4  # |dR/dt| t / |R| beyond which growth is an explosion at a finite time
-ROUNDS = 2  # of implicit steps; a root that starts to turn only later is kept from it in the second one
-STRIDE = 0.4  # the longest implicit step in log t, to which the growth of t within a step means nothing
-TURNING, FAST = 0.1, 3.0  # a root turns that would be ten times as slow if not, or half if it is this fast
+# Fraction of the largest eigenvalue; chosen: one above it cannot fall while the law is at rest, because
+# that would change the covariance by more than the default tolerance.
+LARGE = 1e-4
+# |dR/dt| t / |R| beyond which growth is taken for a blow-up at a finite time; chosen: a power of
+# t stays far below.
+SHEER = 1e4
+# Rounds of implicit steps; chosen: a root that starts to turn in the first one is held still in the second.
+ROUNDS = 2
+# The longest implicit step in log t; chosen: t grows by no more than a half within it.
+STRIDE = 0.4
+# Chosen: a root turns if holding it still leaves less than a tenth of its velocity, or less than half where
+# the velocity exceeds three times the root per unit of log t.
+TURNING, FAST = 0.1, 3.0
 TENSORS = ("rank", "spectrum", "slopes", "rate", "time", "blow_up_time")
 
 
@@ -109,13 +117,9 @@ def limit(
     """
     mu0, field = checks.instance(mu0, Gaussian, "mu0"), checks.instance(field, VelocityField, "field")
     checks.raises(on_failure)
-    if field.switches:
-        checks.fail(
-            "field.switches",
-            field.switches,
-            "a limit is that of weights which do not jump any more",
-            "flow to the last jump first, and ask for the limit of the last layer",
-        )
+    rule = "a limit is that of weights which do not jump any more"
+    remedy = "flow to the last jump first, and ask for the limit of the last layer"
+    checks.require(not field.switches, "field.switches", field.switches, rule, remedy)
     mu0 = _narrow(mu0)
     options = _Options(
         tol=checks.positive(tol, "tol"),
@@ -139,14 +143,14 @@ def limit(
 
 
 def _narrow(mu: Gaussian) -> Gaussian:
-    """The same law by a root with no more columns than rows: others could turn without end."""
+    """The same law by a root with no more columns than rows, because a wider one could turn without end."""
     if mu.root.shape[-1] <= mu.d:
         return mu
     return mu.at([mu.mean, torch.linalg.qr(mu.root.mT).R.mT])
 
 
 def _atol(mu0: Gaussian) -> float:
-    """Far below every law of the batch: what vanishes is followed to many digits."""
+    """An absolute tolerance far below every law of the batch, because vanishing ones are followed."""
     sizes = mu0.root.abs().amax((-1, -2))
     return 1e-16 * float(torch.where(sizes > 0, sizes, torch.ones_like(sizes)).min())
 
@@ -212,7 +216,10 @@ def _run(path: Stretched, mu: Gaussian, mu0: Gaussian, stepper: Adaptive, option
 
 
 def _again(first: _Run, mu0: Gaussian, options: _Options, rounds: int = ROUNDS) -> Limit:
-    """The verdict, on members that are open by implicit steps; these would damp roots that turn."""
+    """The verdict, after implicit steps for members without one.
+
+    Roots that only turn are held still in these steps, because they would be damped.
+    """
     which, result = first.open, first.verdict()
     if not rounds or not bool(which.any()):
         return result
@@ -227,24 +234,22 @@ def _again(first: _Run, mu0: Gaussian, options: _Options, rounds: int = ROUNDS) 
 
 
 def _turning(run: _Run) -> Tensor:
-    """Which roots do little but turn."""
+    """Which roots do little but turn, which leaves the covariance R R^T as it is."""
     zero, every = torch.zeros_like(run.s), torch.ones_like(run.open)
     free, still = (run.path.after(run.s, b).evaluate(zero, run.mu)[0][1] for b in (~every, every))
     a, b, size = (torch.linalg.matrix_norm(x) for x in (still, free, run.mu.root))
-    turning: Tensor = (a < TURNING * b) | ((a < b / 2) & (b > FAST * size))
-    return turning
+    return (a < TURNING * b) | ((a < b / 2) & (b > FAST * size))
 
 
 def _staying(run: _Run, modes: Modes) -> Tensor:
-    """Which eigenvalues do not vanish; of those below the tolerance, only where rounding leaves no doubt."""
+    """Which eigenvalues do not vanish; one below the tolerance counts if rounding leaves its slope alone."""
     other = Modes.of(run.path, run.s, shaken(run.mu))
     sure = ((other.slopes - modes.slopes).abs() < STAYS) & run.watch.explicit
     values, watch = modes.sigma.square(), run.watch
     large, top = values > watch.tol * values[..., :1], values > LARGE * values[..., :1]
     nothing = values[..., :1] <= NOTHING * watch.size0[..., None]
     rests = (modes.slopes.abs() < (STAYS + FALLS) / 2) & (large | sure)
-    stays: Tensor = (values > 0) & (top | rests) & ~nothing
-    return stays
+    return (values > 0) & (top | rests) & ~nothing
 
 
 def _where(condition: Tensor, mu: Gaussian, nu: Gaussian) -> Gaussian:

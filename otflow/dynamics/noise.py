@@ -52,8 +52,9 @@ class BrownianPath:
 
     def __call__(self, t: float) -> np.ndarray:
         """W(t)."""
-        if not (math.isfinite(t) and t >= 0):
-            checks.fail("t", t, "a Brownian path starts at 0", "shift time so that t >= 0")
+        checks.require(
+            math.isfinite(t) and t >= 0, "t", t, "a Brownian path starts at 0", "shift time so that t >= 0"
+        )
         cell, rest = int(t), t - int(t)
         left, right = self._integer(cell), self._integer(cell + 1)
         for level in range(1, self.depth + 1):
@@ -108,13 +109,9 @@ class Noise(ABC):
     def __init__(
         self, *, path: BrownianPath | None = None, rng: int | np.random.Generator | None = None
     ) -> None:
-        if (path is None) == (rng is None):
-            checks.fail(
-                "path, rng",
-                (path, rng),
-                "exactly one of them says where randomness comes from",
-                "pass rng=0, say, or path=BrownianPath(rng, shape)",
-            )
+        rule = "exactly one of them says where randomness comes from"
+        remedy = "pass rng=0, say, or path=BrownianPath(rng, shape)"
+        checks.require((path is None) != (rng is None), "path, rng", (path, rng), rule, remedy)
         self.path: BrownianPath | None = None if path is None else checks.instance(path, BrownianPath, "path")
         self.rng = rng
 
@@ -137,12 +134,8 @@ class Noise(ABC):
             return BrownianPath(self.rng, shape)
         path = self.path
         if path is None or path.shape not in (shape, shape[len(mu.batch) :]):
-            checks.fail(
-                "path.shape",
-                None if path is None else path.shape,
-                f"this noise on this measure needs {shape}",
-                f"use BrownianPath(rng, {shape})",
-            )
+            rule, remedy = f"this noise on this measure needs {shape}", f"use BrownianPath(rng, {shape})"
+            checks.fail("path.shape", None if path is None else path.shape, rule, remedy)
         return path
 
 
@@ -154,10 +147,8 @@ class Scaled(Noise):
     ) -> None:
         super().__init__(path=path, rng=rng)
         self.sigma = checks.tensor(sigma, "sigma")
-        if self.sigma.ndim not in (0, 2):
-            checks.fail(
-                "sigma.shape", tuple(self.sigma.shape), "a number or a (d, d) matrix is needed", "reshape it"
-            )
+        rule = "a number or a (d, d) matrix is needed"
+        checks.require(self.sigma.ndim in (0, 2), "sigma.shape", self.sigma.shape, rule, "reshape it")
 
     def parameters(self) -> Iterator[Tensor]:
         return iter((self.sigma,))
@@ -165,12 +156,8 @@ class Scaled(Noise):
     def bind(self, mu: Measure) -> BrownianPath:
         d = mu.coords[0].shape[-1]
         if self.sigma.ndim and tuple(self.sigma.shape) != (d, d):
-            checks.fail(
-                "sigma.shape",
-                tuple(self.sigma.shape),
-                f"tokens have dimension {d}",
-                f"pass a ({d}, {d}) matrix",
-            )
+            rule = f"tokens have dimension {d}"
+            checks.fail("sigma.shape", tuple(self.sigma.shape), rule, f"pass a ({d}, {d}) matrix")
         return super().bind(mu)
 
     def scaled(self, dW: Tensor) -> Tensor:
@@ -186,12 +173,9 @@ class IndependentNoise(Scaled):
 
     def shape(self, mu: Measure) -> tuple[int, ...]:
         if not isinstance(mu, Particles):
-            checks.fail(
-                "mu",
-                repr(mu),
-                "independent noise blurs a law, which only particles can sample",
-                "use Particles; for a density this noise is the gradient flow of Entropy",
-            )
+            rule = "independent noise blurs a law, which only particles can sample"
+            remedy = "use Particles; for a density this noise is the gradient flow of Entropy"
+            checks.fail("mu", repr(mu), rule, remedy)
         return super().shape(mu)
 
 

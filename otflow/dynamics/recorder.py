@@ -1,4 +1,4 @@
-"""What a flow writes down on its way."""
+"""The recorder of a flow: measures, observables and certificates at the save times."""
 
 from __future__ import annotations
 
@@ -47,12 +47,8 @@ class Recorder:
         out = torch.as_tensor(array)
         before = self.observed.get(name)
         if before and before[0].shape != out.shape:
-            checks.fail(
-                f"observe[{name!r}]",
-                f"shape {tuple(out.shape)}",
-                f"it was {tuple(before[0].shape)} before",
-                "return one shape at all times",
-            )
+            rule, remedy = f"it was {tuple(before[0].shape)} before", "return one shape at all times"
+            checks.fail(f"observe[{name!r}]", f"shape {tuple(out.shape)}", rule, remedy)
         return out
 
     def certify(self, step: Step) -> None:

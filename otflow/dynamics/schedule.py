@@ -1,4 +1,4 @@
-"""The times that a flow must hit exactly."""
+"""The schedule of a flow: the times at which a step must end, to save or because a weight jumps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from otflow.base import checks
 
-SNAP = 1e-12  # times closer than this (relative to the span) are one
+SNAP = 1e-12  # times closer than this, relative to the span, are one; chosen: some thousand roundings
 
 
 class StepEnd(NamedTuple):
@@ -56,27 +56,19 @@ def _save_times(t0: float, t1: float, dt: float | None, save_at: Any, *, adaptiv
 
 def _check_save_at(save_at: Any, t0: float, t1: float) -> list[float]:
     times = checks.tensor(save_at, "save_at").double()
-    if times.ndim != 1 or not len(times):
-        checks.fail(
-            "save_at.shape",
-            tuple(times.shape),
-            "a non-empty list of times is needed",
-            "leave save_at out for the default",
-        )
+    good = times.ndim == 1 and len(times)
+    rule = "a non-empty list of times is needed"
+    checks.require(good, "save_at.shape", times.shape, rule, "leave save_at out for the default")
     if bool((times.diff() <= 0).any()):
         index = int((times.diff() <= 0).nonzero()[0])
-        checks.fail(
-            f"save_at[{index + 1}]",
-            float(times[index + 1]),
-            f"save times increase, but the one before is {float(times[index])}",
-            "sort them and drop repetitions",
-        )
+        rule = f"save times increase, but the one before is {float(times[index])}"
+        checks.fail(f"save_at[{index + 1}]", float(times[index + 1]), rule, "sort them and drop repetitions")
     slack = SNAP * (t1 - t0)
-    if times[0] < t0 - slack or times[-1] > t1 + slack:
-        checks.fail(
-            "save_at",
-            f"times from {float(times[0])} to {float(times[-1])}",
-            f"they must lie in [t0, t1] = [{t0}, {t1}]",
-            "change t0, t1 or save_at",
-        )
+    checks.require(
+        times[0] >= t0 - slack and times[-1] <= t1 + slack,
+        "save_at",
+        f"times from {float(times[0])} to {float(times[-1])}",
+        f"they must lie in [t0, t1] = [{t0}, {t1}]",
+        "change t0, t1 or save_at",
+    )
     return [min(max(float(t), t0), t1) for t in times]

@@ -1,4 +1,4 @@
-"""When a law has settled, has diverged, or is out of reach of explicit steps."""
+"""Settling of a law: when it is at rest, has diverged, or is too stiff for explicit steps."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from torch import Tensor
 from otflow.dynamics.stretched_time import Modes, Motion, Stretched, shaken
 from otflow.measures import Gaussian, Measure
 
-STAYS, FALLS = 0.05, 0.5  # an eigenvalue that changes slower than t to this power stays, or faster vanishes
-NOTHING = 1e-12  # a law that has shrunk to this fraction of its covariance, and shrinks, has the limit zero
-HUGE = 1e12  # growth of the root beyond which a law diverges
-HOLD = math.log(10)  # how long, in log t, a law must be at rest to have settled
-FLOOR, NOISE = 1e-5, 100.0  # changes below this, and within so many times the effect of rounding, are none
-PATIENCE = 50  # so many explicit steps
-PACE = 0.01  # that are on average shorter than this in log t are stuck
-STEEP = 10.0  # a law that grows faster than this in log t needs short steps
+# Powers of t; chosen: an eigenvalue that changes slower than the first stays, one that falls faster than
+# the second vanishes, and in between there is no verdict.
+STAYS, FALLS = 0.05, 0.5
+# Fraction of the first covariance; chosen: a law that has shrunk to it, and shrinks, has the limit zero.
+NOTHING = 1e-12
+HUGE = 1e12  # growth of the root beyond which a law diverges; chosen
+HOLD = math.log(10)  # how long, in log t, a law must be at rest to have settled; chosen: a decade of time
+# Chosen: a relative speed below the first counts as rest if it is also within the second number times the
+# effect of a rounding of the root.
+FLOOR, NOISE = 1e-5, 100.0
+PATIENCE = 50  # explicit steps after which progress is judged; chosen
+PACE = 0.01  # a law whose explicit steps are on average shorter than this in log t is stuck; chosen
+STEEP = 10.0  # a law that grows faster than this in log t needs short steps and is not stuck; chosen
 
 
 class Watch:
@@ -57,12 +62,12 @@ class Watch:
         return NOISE * (self._motion(s, shaken(mu)).speed - m.speed).abs()
 
     def _clear(self, s: Tensor, mu: Gaussian) -> Tensor:
-        """Whether every eigenvalue says if it stays or vanishes."""
+        """Whether the slope of every eigenvalue tells if it stays or vanishes."""
         slopes = Modes.of(self.path, s, mu).slopes.abs()
         return ((slopes < STAYS) | (slopes > FALLS)).all(-1)
 
     def _rests(self, s: Tensor, mu: Gaussian, m: Motion, rounding: Tensor) -> Tensor:
-        """At rest for long enough and slower than at first; or at nothing; or where only rounding moves."""
+        """Whether the law rests for long enough and ever slower, or has vanished, or moves by rounding."""
         rest = m.speed <= self.tol * m.size
         self.level = torch.where(rest & self.since.isinf(), m.speed, self.level)
         self.since = torch.where(rest, torch.minimum(self.since, s), math.inf)
@@ -73,8 +78,7 @@ class Watch:
         gone = (m.size <= NOTHING * self.size0) & (m.speed < self.speed)
         noise = (m.speed <= rounding) & (m.speed <= FLOOR * m.size)
         centred = m.drift <= self.tol * torch.maximum(m.offset, self.reach0)
-        settled: Tensor = (held | gone | noise | (m.speed == 0)) & centred
-        return settled
+        return (held | gone | noise | (m.speed == 0)) & centred
 
     def _slow(self, s: Tensor) -> Tensor:
         self.calls += 1

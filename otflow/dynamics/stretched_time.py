@@ -91,12 +91,11 @@ class Modes(NamedTuple):
 
     def root(self, which: Tensor) -> Tensor:
         """The root with some of its directions only."""
-        out: Tensor = (self.u * torch.where(which, self.sigma, 0.0)[..., None, :]) @ self.wt
-        return out
+        return (self.u * torch.where(which, self.sigma, 0.0)[..., None, :]) @ self.wt
 
 
 def shaken(mu: Gaussian) -> Gaussian:
-    """The same law, up to the last digit of its root."""
+    """The same law with a root that is wrong in its last digit, to see what rounding does."""
     index = torch.arange(mu.root.shape[-2:].numel(), dtype=mu.dtype, device=mu.device)
     shake = torch.finfo(mu.dtype).eps * torch.cos(index.square()).sign().reshape(mu.root.shape[-2:])
     return mu.at([mu.mean, mu.root * (1 + shake)])

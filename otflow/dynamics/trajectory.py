@@ -1,4 +1,4 @@
-"""What a flow returns."""
+"""The trajectory that a flow returns: measures at the save times, and what was observed on the way."""
 
 from __future__ import annotations
 
@@ -103,8 +103,9 @@ class Trajectory:
         >>> traj.speed()  # exp(-t), between save times
         tensor([0.9950, 0.9851], dtype=torch.float64)
         """
-        if len(self) < 2:
-            checks.fail("len(trajectory)", len(self), "a speed needs two save times", "save more often")
+        checks.require(
+            len(self) >= 2, "len(trajectory)", len(self), "a speed needs two save times", "save more often"
+        )
         pairs = zip(self.measures, self.measures[1:], strict=False)
         try:
             return self._rate(chain(self.ts[1:].tolist(), pairs, of or geodesic, progress=progress))

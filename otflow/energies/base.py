@@ -1,17 +1,19 @@
-"""Energies add, scale, and know their differential."""
+"""The base of all energies: functionals of measures that add, scale, and have a differential."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.algebra import Linear
+from otflow.base.derivatives import learns
 from otflow.base.errors import DerivativeError, InputError
+from otflow.base.matrices import of_energy, one_square
 from otflow.base.tangent import Tangent
 from otflow.measures import Measure
 
@@ -86,19 +88,36 @@ class Sum(Energy):
         return sum(rest, start=first)
 
 
+class MatrixEnergy(Energy):
+    """An energy of the scores Ax.y between tokens, for one matrix A, which may be learnt."""
+
+    def __init__(self, A: Any, *, symmetric: bool = True) -> None:
+        A = one_square(A, "A")
+        self.A = of_energy(A, "A") if symmetric else A
+
+    def wants_graph(self, mu: Measure) -> bool:
+        return super().wants_graph(mu) or learns(self.A)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(d={len(self.A)})"
+
+
+def refuse_density(mu: Measure) -> NoReturn:
+    """The error of energies of scores on measures other than clouds and Gaussians."""
+    remedy = "use Particles or a Gaussian, say Particles(*mu.nodes())"
+    checks.fail("mu", mu, "scores are between tokens", remedy)
+
+
 def one_each(value: Tensor, mu: Measure) -> None:
     """Refuse energies with more members than the measure: their sum would be differentiated."""
     if value.shape != mu.batch:
-        checks.fail(
-            "energy(mu).shape",
-            tuple(value.shape),
-            f"one number per member of the batch is needed, {tuple(mu.batch)}",
-            "give the measure the batch of the matrices, or drop it there",
-        )
+        rule = f"one number per member of the batch is needed, {tuple(mu.batch)}"
+        remedy = "give the measure the batch of the matrices, or drop it there"
+        checks.fail("energy(mu).shape", tuple(value.shape), rule, remedy)
 
 
 def called(f: Callable[..., Any], name: str, *args: Tensor) -> Tensor:
-    """f(*args) for a user's function, with a word on torch where it was written for numpy."""
+    """f(*args) for a user's function, and a hint if that was written for numpy rather than torch."""
     try:
         out = f(*args)
     except (RuntimeError, TypeError) as error:
@@ -125,12 +144,9 @@ def trust_nodes(
     with torch.no_grad():
         gap = (integral(twin) - integral(mu)).abs() / size(mu).clamp(min=torch.finfo(mu.dtype).tiny)
     if not bool((gap <= max(1e-6, 1e3 * torch.finfo(mu.dtype).eps)).all()):
-        checks.fail(
-            "relative quadrature error",
-            gap.max().item(),
-            f"the nodes of {mu!r} integrate polynomials up to degree five only",
-            "sample the Gaussian and use Particles",
-        )
+        rule = f"the nodes of {mu!r} integrate polynomials up to degree five only"
+        remedy = "sample the Gaussian and use Particles"
+        checks.fail("relative quadrature error", gap.max().item(), rule, remedy)
 
 
 def gradient(value: Tensor, inputs: Sequence[Tensor], *, create_graph: bool = False) -> Tangent:

@@ -10,25 +10,25 @@ With symmetric A = -V (compare Sander et al. 2022; Castin, Ablin, Carrillo and P
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import singledispatch
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.derivatives import keep, learns
 from otflow.base.linalg import contraction
-from otflow.energies.base import Energy
-from otflow.energies.matrices import fitting, learns, square, symmetric
+from otflow.base.matrices import fitting
+from otflow.energies.base import Energy, MatrixEnergy, refuse_density
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.transport.bures.entropic import excess
 from otflow.transport.entropic.costs import BilinearCost
 from otflow.transport.entropic.engines import Engine
-from otflow.transport.entropic.newton import NewtonSinkhorn
+from otflow.transport.entropic.newton import options
 from otflow.transport.entropic.sinkhorn import sinkhorn
 
 
-class SquaredScores(Energy):
+class SquaredScores(MatrixEnergy):
     """F(mu) = 1/4 int int (Ax.y)^2 dmu dmu = 1/4 tr(A M A^T M), with the second moments M; O(n d^2).
 
     Its descent is linear attention, x -> -(A^T M A + A M A^T) x / 2. On centred Gaussians that is softmax
@@ -50,21 +50,15 @@ class SquaredScores(Energy):
     """
 
     def __init__(self, A: Any) -> None:
-        self.A = square(A, "A")
+        super().__init__(A, symmetric=False)
 
     def __call__(self, mu: Measure) -> Tensor:
-        M = _second_moment(mu)
+        M = _second_moments(mu)
         A = fitting(self.A, "A", M.shape[-1], M)
         return ((A @ M) * (M @ A)).sum((-1, -2)) / 4
 
-    def wants_graph(self, mu: Measure) -> bool:
-        return super().wants_graph(mu) or learns(self.A)
 
-    def __repr__(self) -> str:
-        return f"SquaredScores(d={len(self.A)})"
-
-
-class SelfTransport(Energy):
+class SelfTransport(MatrixEnergy):
     """F(mu) = -1/(2 eps) OT_eps(mu, mu), the entropic cost of mu to itself for the cost -Ax.y, A symmetric.
 
     Its descent is Sinkhorn attention with V = -A, on every law (Sander et al. 2022, Proposition 3). On a
@@ -99,21 +93,25 @@ class SelfTransport(Energy):
         max_iter: int = 10_000,
         engine: Engine | None = None,
     ) -> None:
-        self.A = symmetric(square(A, "A"), "A")
+        super().__init__(A)
         self.eps = checks.positive(eps, "eps")
-        self.tol = checks.positive(tol, "tol")
-        self.max_iter = checks.count(max_iter, "max_iter")
-        self.engine = NewtonSinkhorn() if engine is None else checks.instance(engine, Engine, "engine")
+        self.engine, self.tol, self.max_iter = options(engine, tol, max_iter)
 
     @property
     def precision(self) -> float:
         return self.tol
 
     def __call__(self, mu: Measure) -> Tensor:
-        return _self_transport(mu, self)
-
-    def wants_graph(self, mu: Measure) -> bool:
-        return super().wants_graph(mu) or learns(self.A)
+        if isinstance(mu, Gaussian):
+            A = fitting(self.A, "A", mu.d, mu.root)
+            mean = (mu.mean * (A @ mu.mean[..., None])[..., 0]).sum(-1) / (2 * self.eps)
+            N = mu.root.mT @ A @ mu.root / self.eps
+            return mean + _spectral(N, _transport_value, _transport_slope) / 4
+        if not isinstance(mu, Particles):
+            refuse_density(mu)
+        cost = BilinearCost(fitting(self.A, "A", mu.d, mu.x))
+        plan = sinkhorn(mu, mu, self.eps, cost=cost, engine=self.engine, tol=self.tol, max_iter=self.max_iter)
+        return -plan.regularised_cost / (2 * self.eps)
 
     def __repr__(self) -> str:
         return f"SelfTransport(d={len(self.A)}, eps={self.eps:g})"
@@ -138,17 +136,14 @@ class L2Energy(Energy):
 
     def __init__(self, K: Any, c: float = 1.0) -> None:
         self.K, self.c = checks.tensor(K, "K"), checks.number(c, "c")
-        if self.K.ndim != 2 or 0 in self.K.shape:
-            checks.fail("K.shape", tuple(self.K.shape), "a matrix is needed", "pass a (k, d) matrix")
+        good = self.K.ndim == 2 and 0 not in self.K.shape
+        checks.require(good, "K.shape", self.K.shape, "a matrix is needed", "pass a (k, d) matrix")
 
     def __call__(self, mu: Measure) -> Tensor:
         if not isinstance(mu, Gaussian):
-            checks.fail(
-                "mu",
-                repr(mu),
-                "L2 attention is a gradient flow of this energy on Gaussians only",
-                "pass a Gaussian; for particles use the field L2Attention itself",
-            )
+            rule = "L2 attention is a gradient flow of this energy on Gaussians only"
+            remedy = "pass a Gaussian; for particles use the field L2Attention itself"
+            checks.fail("mu", repr(mu), rule, remedy)
         KR = fitting(self.K, "K", mu.d, mu.root) @ mu.root
         return self.c**2 / 4 * _spectral(KR.mT @ KR, _l2_value, _l2_slope)
 
@@ -159,48 +154,15 @@ class L2Energy(Energy):
         return f"L2Energy(K={tuple(self.K.shape)}, c={self.c:g})"
 
 
-# --- what depends on the measure ---------------------------------------------------------------------
-
-
-@singledispatch
-def _second_moment(mu: Measure) -> Tensor:
+def _second_moments(mu: Measure) -> Tensor:
     """E[x x^T], (*batch, d, d)."""
-    checks.fail(
-        "mu", repr(mu), "scores are between tokens", "use Particles or a Gaussian, say Particles(*mu.nodes())"
-    )
-
-
-@_second_moment.register(Gaussian)
-def _(mu: Gaussian) -> Tensor:
-    return mu.root @ mu.root.mT + mu.mean[..., :, None] * mu.mean[..., None, :]
-
-
-@_second_moment.register(Particles)
-def _(mu: Particles) -> Tensor:
-    if not mu.space.linear:
-        checks.fail("space", mu.space, "matrices do not act on tokens that wrap around", "use Euclidean()")
+    if isinstance(mu, Gaussian):
+        return mu.root @ mu.root.mT + mu.mean[..., :, None] * mu.mean[..., None, :]
+    if not isinstance(mu, Particles):
+        refuse_density(mu)
+    rule = "matrices do not act on tokens that wrap around"
+    checks.require(mu.space.linear, "space", mu.space, rule, "use Euclidean()")
     return (mu.w[..., None] * mu.x).mT @ mu.x
-
-
-@singledispatch
-def _self_transport(mu: Measure, F: SelfTransport) -> Tensor:
-    checks.fail(
-        "mu", repr(mu), "scores are between tokens", "use Particles or a Gaussian, say Particles(*mu.nodes())"
-    )
-
-
-@_self_transport.register(Gaussian)
-def _(mu: Gaussian, F: SelfTransport) -> Tensor:
-    A = fitting(F.A, "A", mu.d, mu.root)
-    mean = (mu.mean * (A @ mu.mean[..., None])[..., 0]).sum(-1) / (2 * F.eps)
-    return mean + _spectral(mu.root.mT @ A @ mu.root / F.eps, _transport_value, _transport_slope) / 4
-
-
-@_self_transport.register(Particles)
-def _(mu: Particles, F: SelfTransport) -> Tensor:
-    cost = BilinearCost(fitting(F.A, "A", mu.d, mu.x))
-    plan = sinkhorn(mu, mu, F.eps, cost=cost, engine=F.engine, tol=F.tol, max_iter=F.max_iter)
-    return -plan.regularised_cost / (2 * F.eps)
 
 
 # --- functions of a matrix whose derivative is a function of it --------------------------------------
@@ -213,8 +175,7 @@ class _Spectral(torch.autograd.Function):
     def forward(
         ctx: Any, n: Tensor, value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        ctx.save_for_backward(n)
-        ctx.save_for_forward(n)
+        keep(ctx, n)
         ctx.slope = slope
         return value(n)
 
@@ -226,21 +187,18 @@ class _Spectral(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, dn: Tensor, value: None, slope: None) -> Tensor:
         (n,) = ctx.saved_tensors
-        out: Tensor = (ctx.slope(n) * dn).sum((-1, -2))
-        return out
+        return (ctx.slope(n) * dn).sum((-1, -2))
 
 
 def _spectral(n: Tensor, value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]) -> Tensor:
-    out: Tensor = _Spectral.apply(n, value, slope)  # type: ignore[no-untyped-call]
-    return out
+    return _Spectral.apply(n, value, slope)  # type: ignore[no-untyped-call]
 
 
 def _transport_value(n: Tensor) -> Tensor:
     """sum_i (q_i - 1 - log((1 + q_i) / 2)), q = (1 + 4 s^2)^(1/2), without cancellation of q - 1."""
     z = 2 * torch.linalg.svdvals(n)
     less = z * (z / (1 + torch.hypot(torch.ones_like(z), z)))
-    out: Tensor = (less - torch.log1p(less / 2)).sum(-1)
-    return out
+    return (less - torch.log1p(less / 2)).sum(-1)
 
 
 def _transport_slope(n: Tensor) -> Tensor:
@@ -256,5 +214,4 @@ def _l2_value(g: Tensor) -> Tensor:
 def _l2_slope(g: Tensor) -> Tensor:
     """Per eigenvalue 4 l / (1 + 2 l)."""
     eye = torch.eye(g.shape[-1], dtype=g.dtype, device=g.device)
-    out: Tensor = 4 * torch.linalg.solve(eye + 2 * g, g)
-    return out
+    return 4 * torch.linalg.solve(eye + 2 * g, g)

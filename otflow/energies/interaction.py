@@ -40,18 +40,16 @@ class Interaction(Energy):
         return self._double_integral(mu)
 
     def wants_graph(self, mu: Measure) -> bool:
-        if not torch.is_grad_enabled() or super().wants_graph(mu):
+        if super().wants_graph(mu) or not torch.is_grad_enabled():
             return torch.is_grad_enabled()
         x = mu.probe().detach()
-        probe = called(self.W, "W(x, y)", x[..., None, :], x[..., None, :, :] + 1.0)
-        return probe.requires_grad  # W has parameters of its own
+        return called(self.W, "W(x, y)", x[..., None, :], x[..., None, :, :] + 1.0).requires_grad
 
     def _admit(self, mu: Measure) -> None:
         """Refuse measures on which the double sum over the nodes is not the double integral."""
-        if not self.diagonal and isinstance(mu, Gaussian):
-            checks.fail(
-                "diagonal", False, "a Gaussian has no atoms to leave out", "sample it and use Particles"
-            )
+        good = self.diagonal or not isinstance(mu, Gaussian)
+        rule = "a Gaussian has no atoms to leave out"
+        checks.require(good, "diagonal", False, rule, "sample it and use Particles")
         trust_nodes(mu, self._double_integral, lambda mu: self._double_integral(mu, absolute=True))
 
     def _double_integral(self, mu: Measure, *, absolute: bool = False) -> Tensor:
@@ -65,14 +63,11 @@ class Interaction(Energy):
         with torch.enable_grad():
             coords = [c.detach().requires_grad_() for c in mu.coords]
             nodes = mu.at(coords).nodes()
-            leaves = [a.detach().requires_grad_() for a in nodes]
-            grads = self._node_gradient(leaves[0], leaves[1])
+            x, w = (a.detach().requires_grad_() for a in nodes)
+            parts = (gradient(self._tile(x, w, rows).sum(), (x, w)) for rows in self._tiles(x))
+            grads = sum(parts, start=Tangent([torch.zeros_like(x), torch.zeros_like(w)]))
             through = torch.stack([(a * g).sum() for a, g in zip(nodes, grads, strict=True)]).sum()
             return gradient(through, coords)
-
-    def _node_gradient(self, x: Tensor, w: Tensor) -> Tangent:
-        parts = (gradient(self._tile(x, w, rows).sum(), (x, w)) for rows in self._tiles(x))
-        return sum(parts, start=Tangent([torch.zeros_like(x), torch.zeros_like(w)]))
 
     def _tiles(self, x: Tensor) -> Iterator[slice]:
         return row_tiles(x.shape[-2], x.numel())  # W makes arrays of size rows * n * d
@@ -87,12 +82,8 @@ class Interaction(Energy):
         values = called(self.W, "W(x, y)", x[..., rows, None, :], far)
         expected = (*w.shape[:-1], rows.stop - rows.start, w.shape[-1])
         if tuple(values.shape) != expected:
-            checks.fail(
-                "W(x, y).shape",
-                tuple(values.shape),
-                f"W broadcasts to one number per pair, {expected}",
-                "sum over the last axis in W",
-            )
+            rule = f"W broadcasts to one number per pair, {expected}"
+            checks.fail("W(x, y).shape", tuple(values.shape), rule, "sum over the last axis in W")
         if not self.diagonal:
             values = torch.where(own, torch.zeros_like(values), values)
         terms = w[..., rows, None] * values * w[..., None, :]

@@ -85,8 +85,7 @@ class PorousMedium(Internal):
 
     def __init__(self, m: float) -> None:
         self.m = checks.positive(m, "m")
-        if self.m == 1.0:
-            checks.fail("m", m, "the limit m = 1 is the entropy", "use Entropy()")
+        checks.require(self.m != 1.0, "m", m, "the limit m = 1 is the entropy", "use Entropy()")
 
     def U(self, rho: Tensor) -> Tensor:
         return rho**self.m / (self.m - 1)
@@ -150,12 +149,8 @@ class DensityBound(Internal):
 @singledispatch
 def integral(mu: Measure, energy: Internal) -> Tensor:
     """int U(rho) dx, for each kind of measure that has a density."""
-    checks.fail(
-        "mu",
-        repr(mu),
-        f"{energy!r} needs a density, and a finite cloud has none",
-        "use a Gaussian, a Grid, or Quantiles on the line",
-    )
+    rule = f"{energy!r} needs a density, and a finite cloud has none"
+    checks.fail("mu", repr(mu), rule, "use a Gaussian, a Grid, or Quantiles on the line")
 
 
 @integral.register(Grid)
@@ -167,11 +162,7 @@ def _(mu: Grid, energy: Internal) -> Tensor:
 def _(mu: Gaussian, energy: Internal) -> Tensor:
     R = mu.root
     if R.shape[-1] < mu.d:
-        checks.fail(
-            "mu.root.shape",
-            tuple(R.shape),
-            f"{energy!r} needs a density, and this covariance is singular",
-            "pass a root with at least d columns",
-        )
+        rule = f"{energy!r} needs a density, and this covariance is singular"
+        checks.fail("mu.root.shape", tuple(R.shape), rule, "pass a root with at least d columns")
     logdet = torch.linalg.slogdet(R).logabsdet * 2 if R.shape[-1] == mu.d else torch.logdet(R @ R.mT)
     return energy.on_gaussian(logdet, mu.d)

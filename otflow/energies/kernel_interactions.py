@@ -14,24 +14,24 @@ from __future__ import annotations
 
 import math
 from functools import singledispatch
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from otflow.base import checks, kernels
 from otflow.base.errors import NotFiniteError
+from otflow.base.matrices import fitting
 from otflow.base.tangent import Tangent
-from otflow.energies.base import Energy
-from otflow.energies.matrices import fitting, learns, square, symmetric
+from otflow.energies.base import MatrixEnergy, refuse_density
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.transport.comparable import merge, streamed
 
-REACH = 12.0  # frequencies that count: 1 / sinh(pi u) is below rounding beyond
-FREQUENCIES = 2**17  # limit on their number; scores up to 7e4
+REACH = 12.0  # the highest frequency; rounding: 1 / sinh(12 pi) = 8e-17 is below it
+FREQUENCIES = 2**17  # at most this many frequencies; chosen: enough for scores up to 2 pi 2^17 / 12 = 7e4
 
 
-class ExponentialInteraction(Energy):
+class ExponentialInteraction(MatrixEnergy):
     """F(mu) = 1/2 int int exp(Ax.y) dmu dmu, A symmetric.
 
     Its descent is unnormalised attention with V = -A (Sander et al. 2022, Proposition 2), and in the metric
@@ -60,9 +60,6 @@ class ExponentialInteraction(Energy):
     True
     """
 
-    def __init__(self, A: Any) -> None:
-        self.A = symmetric(square(A, "A"), "A")
-
     def __call__(self, mu: Measure) -> Tensor:
         return self.log_value(mu).exp()
 
@@ -77,16 +74,16 @@ class ExponentialInteraction(Energy):
         return _log_mean_exp(mu, self) - math.log(2)
 
     def differential(self, mu: Measure) -> Tangent:
-        return _exponential_slope(mu, self)
+        """w_i sum_j w_j exp(Ax_i.x_j) A x_j on a cloud, which is differentiable in its turn."""
+        if not isinstance(mu, Particles):
+            return super().differential(mu)
+        x, Ax = _tokens(mu, self.A)
+        logw = mu.w.log()
+        mean, lse = kernels.attend(Ax, x, Ax, logw)
+        return Tangent([torch.exp(logw + lse)[..., None] * mean])
 
-    def wants_graph(self, mu: Measure) -> bool:
-        return super().wants_graph(mu) or learns(self.A)
 
-    def __repr__(self) -> str:
-        return f"ExponentialInteraction(d={len(self.A)})"
-
-
-class SigmoidInteraction(Energy):
+class SigmoidInteraction(MatrixEnergy):
     """F(mu) = 1/2 int int log(1 + exp(Ax.y)) dmu dmu, A symmetric.
 
     Its descent is sigmoid attention with V = -A. On a Gaussian, with s = Am.m and the characteristic function
@@ -110,20 +107,16 @@ class SigmoidInteraction(Energy):
     True
     """
 
-    def __init__(self, A: Any) -> None:
-        self.A = symmetric(square(A, "A"), "A")
-
     def __call__(self, mu: Measure) -> Tensor:
         return _mean_softplus(mu, self) / 2
 
     def differential(self, mu: Measure) -> Tangent:
-        return _sigmoid_slope(mu, self)
-
-    def wants_graph(self, mu: Measure) -> bool:
-        return super().wants_graph(mu) or learns(self.A)
-
-    def __repr__(self) -> str:
-        return f"SigmoidInteraction(d={len(self.A)})"
+        """w_i sum_j w_j sigmoid(Ax_i.x_j) A x_j on a cloud, which is differentiable in its turn."""
+        if not isinstance(mu, Particles):
+            return super().differential(mu)
+        x, Ax = _tokens(mu, self.A)
+        w = mu.w[..., None]
+        return Tangent([w * kernels.sigmoid_sum(Ax, x, w * Ax)])
 
 
 # --- clouds --------------------------------------------------------------------------------------------
@@ -131,15 +124,15 @@ class SigmoidInteraction(Energy):
 
 def _tokens(mu: Particles, A: Tensor) -> tuple[Tensor, Tensor]:
     """The points x and Ax, (*batch, n, d)."""
-    if not mu.space.linear:
-        checks.fail("space", mu.space, "matrices do not act on tokens that wrap around", "use Euclidean()")
+    rule = "matrices do not act on tokens that wrap around"
+    checks.require(mu.space.linear, "space", mu.space, rule, "use Euclidean()")
     return mu.x, mu.x @ fitting(A, "A", mu.d, mu.x)
 
 
 @singledispatch
 def _log_mean_exp(mu: Measure, F: ExponentialInteraction) -> Tensor:
     """log int int exp(Ax.y) dmu dmu."""
-    _refuse(mu)
+    refuse_density(mu)
 
 
 @_log_mean_exp.register(Particles)
@@ -151,23 +144,9 @@ def _(mu: Particles, F: ExponentialInteraction) -> Tensor:
 
 
 @singledispatch
-def _exponential_slope(mu: Measure, F: ExponentialInteraction) -> Tangent:
-    return Energy.differential(F, mu)
-
-
-@_exponential_slope.register(Particles)
-def _(mu: Particles, F: ExponentialInteraction) -> Tangent:
-    """w_i sum_j w_j exp(Ax_i.x_j) A x_j, which is differentiable in its turn."""
-    x, Ax = _tokens(mu, F.A)
-    logw = mu.w.log()
-    mean, lse = kernels.attend(Ax, x, Ax, logw)
-    return Tangent([torch.exp(logw + lse)[..., None] * mean])
-
-
-@singledispatch
 def _mean_softplus(mu: Measure, F: SigmoidInteraction) -> Tensor:
     """int int log(1 + exp(Ax.y)) dmu dmu."""
-    _refuse(mu)
+    refuse_density(mu)
 
 
 @_mean_softplus.register(Particles)
@@ -183,19 +162,6 @@ def _softplus_rows(rows: slice, q: Tensor, k: Tensor, w: Tensor) -> Tensor:
     s = q[:, rows] @ k.mT
     # Not by torch's softplus, which is linear from 20 on: too early for double precision.
     return (torch.logaddexp(s, torch.zeros_like(s)) @ w[..., None])[..., 0]
-
-
-@singledispatch
-def _sigmoid_slope(mu: Measure, F: SigmoidInteraction) -> Tangent:
-    return Energy.differential(F, mu)
-
-
-@_sigmoid_slope.register(Particles)
-def _(mu: Particles, F: SigmoidInteraction) -> Tangent:
-    """w_i sum_j w_j sigmoid(Ax_i.x_j) A x_j, which is differentiable in its turn."""
-    x, Ax = _tokens(mu, F.A)
-    w = mu.w[..., None]
-    return Tangent([w * kernels.sigmoid_sum(Ax, x, w * Ax)])
 
 
 # --- Gaussians -----------------------------------------------------------------------------------------
@@ -225,14 +191,12 @@ def _(mu: Gaussian, F: ExponentialInteraction) -> Tensor:
     logdet = torch.linalg.slogdet(eye - near).logabsdet + torch.linalg.slogdet(eye + near).logabsdet
     # Where it is infinite so shall be its slope, rather than zero; B does not vanish there.
     beyond = B.square().sum((-1, -2)) * torch.where(finite, 0.0, math.inf).to(B.dtype)
-    out: Tensor = s + tilt - logdet / 2 + beyond
-    return out
+    return s + tilt - logdet / 2 + beyond
 
 
 def _positive(m: Tensor) -> Tensor:
     """Which symmetric matrices are positive definite, (*batch,)."""
-    out: Tensor = torch.linalg.cholesky_ex(m.detach()).info == 0
-    return out
+    return torch.linalg.cholesky_ex(m.detach()).info == 0
 
 
 @_mean_softplus.register(Gaussian)
@@ -266,12 +230,9 @@ def _spread(f: _Form) -> Tensor:
 def _frequencies(s: Tensor, spread: Tensor) -> Tensor:
     largest = float((s.detach().abs() + spread).max()) + 40
     if not REACH * largest <= 2 * math.pi * FREQUENCIES:
-        checks.fail(
-            "score of a pair of tokens",
-            f"{largest:.3g}",
-            "the law is too wide for the integral over frequencies",
-            "scale the tokens or A down, or use Particles",
-        )
+        rule = "the law is too wide for the integral over frequencies"
+        remedy = "scale the tokens or A down, or use Particles"
+        checks.fail("score of a pair of tokens", f"{largest:.3g}", rule, remedy)
     count = math.ceil(REACH * largest / (2 * math.pi))
     return (torch.arange(count, dtype=s.dtype, device=s.device) + 0.5) * (2 * math.pi / largest)
 
@@ -292,14 +253,8 @@ def _characteristic(f: _Form, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _in_range(x: Tensor, Ax: Tensor) -> tuple[Tensor, Tensor]:
-    """Both, or an error if scores might overflow to inf - inf, of which no sum knows what it means."""
+    """x and Ax, or an error if scores might overflow, because inf - inf would be NaN."""
     bound = x.shape[-1] * x.detach().abs().amax() * Ax.detach().abs().amax()
     if not bool(torch.isfinite(bound)):
         raise NotFiniteError("the scores Ax.y leave the range of floating point; rescale tokens or A.", bound)
     return x, Ax
-
-
-def _refuse(mu: Measure) -> NoReturn:
-    checks.fail(
-        "mu", repr(mu), "scores are between tokens", "use Particles or a Gaussian, say Particles(*mu.nodes())"
-    )

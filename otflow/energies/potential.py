@@ -1,4 +1,4 @@
-"""External potentials: the energy int V dmu."""
+"""External potentials: the energy int U dmu."""
 
 from __future__ import annotations
 
@@ -33,19 +33,14 @@ class Potential(Energy):
         return self._integral(mu)
 
     def wants_graph(self, mu: Measure) -> bool:
-        if not torch.is_grad_enabled() or super().wants_graph(mu):
-            return torch.is_grad_enabled()
-        probe = called(self.U, "U(x)", mu.probe().detach())
-        return probe.requires_grad  # U has parameters of its own
+        return super().wants_graph(mu) or (
+            torch.is_grad_enabled() and called(self.U, "U(x)", mu.probe().detach()).requires_grad
+        )
 
     def _integral(self, mu: Measure, *, absolute: bool = False) -> Tensor:
         x, w = mu.nodes()
         u = called(self.U, "U(x)", x)
         if u.shape != w.shape:
-            checks.fail(
-                "U(x).shape",
-                tuple(u.shape),
-                f"U maps points {tuple(x.shape)} to one number each, {tuple(w.shape)}",
-                "sum over the last axis in U",
-            )
+            rule = f"U maps points {tuple(x.shape)} to one number each, {tuple(w.shape)}"
+            checks.fail("U(x).shape", tuple(u.shape), rule, "sum over the last axis in U")
         return ((w * u).abs() if absolute else w * u).sum(-1)

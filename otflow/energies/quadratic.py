@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import singledispatch
 from typing import Any
 
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.matrices import fitting, of_energy, squares
 from otflow.base.tangent import Tangent
 from otflow.energies.base import Energy
 from otflow.energies.interaction import Interaction
-from otflow.energies.matrices import fitting, squares, symmetric
 from otflow.energies.potential import Potential
 from otflow.measures import Gaussian, Measure
 
@@ -30,11 +29,11 @@ class QuadraticPotential(Potential):
     """
 
     def __init__(self, A: Any, b: Any = None) -> None:
-        self.A = symmetric(squares(A, "A"), "A")
+        self.A = of_energy(squares(A, "A"), "A")
         zero = self.A.new_zeros(self.A.shape[-1])
         self.b = zero if b is None else checks.alike(checks.tensor(b, "b"), "b", self.A, "A")
-        if not self.b.ndim or self.b.shape[-1] != self.A.shape[-1]:
-            checks.fail("b.shape", tuple(self.b.shape), f"A has shape {tuple(self.A.shape)}", "resize b")
+        good = self.b.ndim and self.b.shape[-1] == self.A.shape[-1]
+        checks.require(good, "b.shape", self.b.shape, f"A has shape {tuple(self.A.shape)}", "resize b")
         super().__init__(self._at)
 
     def _at(self, x: Tensor) -> Tensor:
@@ -60,7 +59,7 @@ class QuadraticInteraction(Interaction):
     """
 
     def __init__(self, K: Any) -> None:
-        self.K = symmetric(squares(K, "K"), "K")
+        self.K = of_energy(squares(K, "K"), "K")
         super().__init__(lambda x, y: half_square(x - y, self.K[..., None, :, :]))
 
     def __call__(self, mu: Measure) -> Tensor:
@@ -73,20 +72,16 @@ class QuadraticInteraction(Interaction):
         return f"QuadraticInteraction(d={self.K.shape[-1]})"
 
 
-@singledispatch
 def _spread(mu: Measure, A: Tensor, name: str, about: Tensor | None) -> Tensor:
     """int 1/2 (x - c).A(x - c) dmu about the point c, or about the mean."""
+    if isinstance(mu, Gaussian):
+        A = fitting(A, name, mu.d, mu.mean)
+        own = (mu.root * (A @ mu.root)).sum((-1, -2)) / 2
+        return own if about is None else own + half_square((mu.mean - about)[..., None, :], A)[..., 0]
     x, w = mu.nodes()
     A = fitting(A, name, x.shape[-1], x)
     c = (w[..., None] * x).sum(-2) if about is None else about
     return (w * half_square(x - c[..., None, :], A)).sum(-1)
-
-
-@_spread.register(Gaussian)
-def _(mu: Gaussian, A: Tensor, name: str, about: Tensor | None) -> Tensor:
-    A = fitting(A, name, mu.d, mu.mean)
-    own = (mu.root * (A @ mu.root)).sum((-1, -2)) / 2
-    return own if about is None else own + half_square((mu.mean - about)[..., None, :], A)[..., 0]
 
 
 def half_square(x: Tensor, A: Tensor) -> Tensor:

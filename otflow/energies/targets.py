@@ -1,8 +1,6 @@
-"""Energies that draw a measure towards a target: distances, squared."""
+"""Targets: energies that draw a measure towards one, squared distances to it."""
 
 from __future__ import annotations
-
-from functools import singledispatch
 
 import torch
 from torch import Tensor
@@ -18,7 +16,7 @@ from otflow.transport.bures.roots import equal_width
 from otflow.transport.comparable import Pair, atoms, pair, side_by_side
 from otflow.transport.discrepancy import Kernel, admit_kernel, kernel_values, mmd
 from otflow.transport.entropic.engines import Engine
-from otflow.transport.entropic.newton import NewtonSinkhorn
+from otflow.transport.entropic.newton import options
 from otflow.transport.entropic.sinkhorn import sinkhorn_divergence
 from otflow.transport.exact.wasserstein import wasserstein
 
@@ -43,7 +41,10 @@ class Towards(Energy):
             rule = f"the measure lives on {space} in dimension {d}"
             checks.fail("target", f"{self.target!r} in dimension {own_d}", rule, "compare on one space")
         checks.alike(self.target.coords[0], "target", mu.coords[0], "the measure")
-        _check_batch(self.target.batch, mu.batch)
+        if not checks.extends(mu.batch, self.target.batch):
+            rule = f"it does not broadcast to that of the measure, {tuple(mu.batch)}"
+            remedy = "give the target the batch axes of the measure, or none"
+            checks.fail("target.batch", self.target.batch, rule, remedy)
 
     def wants_graph(self, mu: Measure) -> bool:
         return super().wants_graph(mu) or super().wants_graph(self.target)
@@ -84,7 +85,14 @@ class SquaredWasserstein(Towards):
 
     def differential(self, mu: Measure) -> Tangent:
         self.admit(mu)
-        return _transport_slope(mu, self)
+        if not isinstance(mu, Gaussian):
+            return super().differential(mu)
+        # 2 (m1 - m2) and 2 (R1 - R2 U), U orthogonal, which is differentiable in its turn
+        own = len(self.target.batch)
+        mean, root = (c.double().expand(*mu.batch, *c.shape[own:]) for c in self.target.coords)
+        a, b = equal_width(mu.root.double(), root)
+        slope = Tangent([2 * (mu.mean.double() - mean), -2 * procrustes(a, b)[..., : mu.root.shape[-1]]])
+        return slope.map(lambda c: c.to(mu.dtype))
 
 
 class SinkhornDivergence(Towards):
@@ -121,9 +129,7 @@ class SinkhornDivergence(Towards):
     ) -> None:
         super().__init__(target)
         self.eps = checks.positive(eps, "eps")
-        self.tol = checks.positive(tol, "tol")
-        self.max_iter = checks.count(max_iter, "max_iter")
-        self.engine = NewtonSinkhorn() if engine is None else checks.instance(engine, Engine, "engine")
+        self.engine, self.tol, self.max_iter = options(engine, tol, max_iter)
 
     @property
     def precision(self) -> float:
@@ -131,10 +137,9 @@ class SinkhornDivergence(Towards):
 
     def __call__(self, mu: Measure) -> Tensor:
         self.admit(mu)
-        out: Tensor = sinkhorn_divergence(
+        return sinkhorn_divergence(
             mu, self.target, self.eps, engine=self.engine, tol=self.tol, max_iter=self.max_iter
         )
-        return out
 
     def __repr__(self) -> str:
         return f"SinkhornDivergence({self.target!r}, eps={self.eps:g})"
@@ -174,45 +179,26 @@ class MMD(Towards):
 
     def differential(self, mu: Measure) -> Tangent:
         self.admit(mu)
-        graph = self.wants_graph(mu)
-        kinks = not getattr(self.kernel, "smooth", True)
+        graph, kinks = self.wants_graph(mu), not getattr(self.kernel, "smooth", True)
         # Where kernels with a kink meet, second derivatives do not exist; those of `mmd` say so.
-        return super().differential(mu) if graph and kinks else _witness_slope(mu, self, graph)
+        if not isinstance(mu, Particles) or (graph and kinks):
+            return super().differential(mu)
+        return _witness_slope(mu, self, graph)
 
     def wants_graph(self, mu: Measure) -> bool:
-        if not torch.is_grad_enabled() or super().wants_graph(mu):
+        if super().wants_graph(mu) or not torch.is_grad_enabled():
             return torch.is_grad_enabled()
         x = mu.probe().detach().double()
-        return self.kernel(x[..., :, None, :], x[..., None, :, :]).requires_grad  # has parameters of its own
+        return self.kernel(x[..., :, None, :], x[..., None, :, :]).requires_grad
 
     def __repr__(self) -> str:
         return f"MMD({self.target!r}, {self.kernel!r})"
 
 
-# --- slopes in closed form -------------------------------------------------------------------------------
+# --- the slope of the witness --------------------------------------------------------------------------
 
 
-@singledispatch
-def _transport_slope(mu: Measure, F: SquaredWasserstein) -> Tangent:
-    return Energy.differential(F, mu)
-
-
-@_transport_slope.register(Gaussian)
-def _(mu: Gaussian, F: SquaredWasserstein) -> Tangent:
-    """2 (m1 - m2) and 2 (R1 - R2 U), U orthogonal, which is differentiable in its turn."""
-    mean, root = (c.double().expand(*mu.batch, *c.shape[len(F.target.batch) :]) for c in F.target.coords)
-    a, b = equal_width(mu.root.double(), root)
-    slope = Tangent([2 * (mu.mean.double() - mean), -2 * procrustes(a, b)[..., : mu.root.shape[-1]]])
-    return slope.map(lambda c: c.to(mu.dtype))
-
-
-@singledispatch
-def _witness_slope(mu: Measure, F: MMD, graph: bool) -> Tangent:
-    return Energy.differential(F, mu)
-
-
-@_witness_slope.register(Particles)
-def _(mu: Particles, F: MMD, graph: bool) -> Tangent:
+def _witness_slope(mu: Particles, F: MMD, graph: bool) -> Tangent:
     """w_i grad f(x_i), the measures under the integral of f standing still: k is symmetric."""
     both = pair(mu, F.target)
     admit_kernel(both, F.kernel)
@@ -240,25 +226,9 @@ def _pull(kernel: Kernel, both: Pair, rows: slice, graph: bool) -> Tensor:
 # --- checks --------------------------------------------------------------------------------------------
 
 
-@singledispatch
 def place(mu: Measure, name: str) -> tuple[Space, int]:
     """The space in which a measure lives, and its dimension."""
+    if isinstance(mu, Gaussian):
+        return Euclidean(), mu.d
     x, _, space = atoms(mu, name)
     return space, x.shape[-1]
-
-
-@place.register(Gaussian)
-def _(mu: Gaussian, name: str) -> tuple[Space, int]:
-    return Euclidean(), mu.d
-
-
-def _check_batch(own: torch.Size, batch: torch.Size) -> None:
-    """The batch of a target is that of the measure, or broadcasts to it."""
-    paired = zip(reversed(own), reversed(batch), strict=False)
-    if len(own) > len(batch) or any(a not in (1, b) for a, b in paired):
-        checks.fail(
-            "target.batch",
-            tuple(own),
-            f"it does not broadcast to that of the measure, {tuple(batch)}",
-            "give the target the batch axes of the measure, or none",
-        )

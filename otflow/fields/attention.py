@@ -90,14 +90,14 @@ class Attention(TokenField):
         return self.response(m, mu)(m.Q)
 
     def _admit(self, mu: Gaussian) -> None:
-        if self.causal:
-            checks.fail(
-                "causal",
-                True,
-                "a Gaussian has no labels; if tokens have the same Gaussian law at all labels, the mask "
-                "changes nothing, otherwise each label sees a mixture of Gaussians",
-                "use causal=False in the first case, Particles(x, label=...) in the second",
-            )
+        checks.require(
+            not self.causal,
+            "causal",
+            True,
+            "a Gaussian has no labels; if tokens have the same Gaussian law at all labels, the mask "
+            "changes nothing, otherwise each label sees a mixture of Gaussians",
+            "use causal=False in the first case, Particles(x, label=...) in the second",
+        )
 
     def weights(self, t: Tensor, mu: Measure) -> Weights:
         """Q, K, V at time t, checked against the dimension of mu."""
@@ -106,31 +106,20 @@ class Attention(TokenField):
             *(_matrix(f, name, mu, t) for name, f in zip("QKV", (self.Q, self.K, self.V), strict=True))
         )
         if m.Q.shape[-2] != m.K.shape[-2] or m.Q.shape[-2] > d:
-            checks.fail(
-                "Q.shape, K.shape",
-                (tuple(m.Q.shape), tuple(m.K.shape)),
-                f"both are (k, d) with one k <= d = {d}",
-                "only A = K^T Q matters, so pass Q = A and K = I",
-            )
+            rule = f"both are (k, d) with one k <= d = {d}"
+            remedy = "only A = K^T Q matters, so pass Q = A and K = I"
+            checks.fail("Q.shape, K.shape", (tuple(m.Q.shape), tuple(m.K.shape)), rule, remedy)
         return m
 
     def _mask(self, mu: Particles, label: Tensor | None) -> kernels.Mask | None:
         if not self.causal:
             return None
         if mu.label is None:
-            checks.fail(
-                "label",
-                None,
-                "causal attention needs to know the order of the tokens",
-                "pass Particles(x, label=torch.arange(n) / n)",
-            )
+            rule = "causal attention needs to know the order of the tokens"
+            checks.fail("label", None, rule, "pass Particles(x, label=torch.arange(n) / n)")
         if label is None:
-            checks.fail(
-                "label",
-                None,
-                "causal attention at other points needs a label for each",
-                "pass field.at(t, mu, points, label=...)",
-            )
+            rule = "causal attention at other points needs a label for each"
+            checks.fail("label", None, rule, "pass field.at(t, mu, points, label=...)")
         return label, mu.label
 
     def parameters(self, t: Tensor) -> Iterator[Tensor]:

@@ -86,12 +86,8 @@ class VelocityField(Linear["VelocityField"]):
 
     def at(self, t: float | Tensor, mu: Measure, points: Any, label: Any = None) -> Tensor:
         """The same velocity at other points (*batch, m, d), which the field does not feel."""
-        checks.fail(
-            "field",
-            type(self).__name__,
-            "it is not defined off the tokens",
-            "evaluate it on a measure with field(t, mu)",
-        )
+        rule = "it is not defined off the tokens"
+        checks.fail("field", type(self).__name__, rule, "evaluate it on a measure with field(t, mu)")
 
     def matrix(self, t: Tensor, mu: Gaussian) -> Tensor:
         """B, when the velocity on the Gaussian mu is the affine x -> b + B(x - mean); (*batch, d, d).
@@ -262,19 +258,15 @@ def _quotient(velocity: Tensor, mu: Gaussian) -> Tensor:
     if not bool(
         (low > max(1e-12, 10 * max(mu.root.shape[-2:]) * torch.finfo(s.dtype).eps) * s[..., 0]).all()
     ):
-        checks.fail(
-            "mu",
-            f"{mu!r} with a singular covariance",
-            "how the law moves does not tell how the field acts off the range of its covariance",
-            "use Euler() or Dopri5(), or a field that gives matrix(t, mu)",
-        )
-    B: Tensor = velocity @ torch.linalg.pinv(mu.root)
-    return B
+        rule = "how the law moves does not tell how the field acts off the range of its covariance"
+        remedy = "use Euler() or Dopri5(), or a field that gives matrix(t, mu)"
+        checks.fail("mu", f"{mu!r} with a singular covariance", rule, remedy)
+    return velocity @ torch.linalg.pinv(mu.root)
 
 
 @cache
 def load_forward_mode() -> None:
-    """torch loads its forward mode on first use, with a deprecation warning that is not for users."""
+    """Load torch's forward mode, whose first use warns of a deprecation that users cannot mend."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         importlib.import_module("torch._decomp.decompositions_for_jvp")

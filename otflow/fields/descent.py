@@ -1,4 +1,4 @@
-"""Steepest descent of an energy in a metric: where the two meet, once."""
+"""Steepest descent of an energy in a metric: the one place where the two meet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which attention is the steepest descent of an energy, and in which metric.
+"""Gradient flows among attention fields: which is the steepest descent of an energy, and in which metric.
 
 With A = K^T Q symmetric and V = -A (Sander et al. 2022, Prop. 2 and 3; Geshkovski et al. 2025, section 3;
 Castin et al. 2025, section 5):
@@ -46,7 +46,8 @@ from otflow.fields.sinkhorn import SinkhornAttention
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.metrics import Partition, Twisted, Wasserstein
 
-ROUNDING = 1e-10  # relative; V = PA is found by a division, which loses digits
+# Relative; chosen: V = PA is found by a division, which loses digits if A is nearly singular.
+ROUNDING = 1e-10
 KINDS = (Particles, Gaussian)
 
 
@@ -62,12 +63,8 @@ class CentredDescent(SteepestDescent):
 
     def admit(self, mu: Measure) -> None:
         if isinstance(mu, Gaussian) and bool((mu.mean.abs().amax(-1) > _hair(mu)).any()):
-            checks.fail(
-                "mean",
-                mu.mean.tolist(),
-                "attention descends this energy on centred Gaussians only",
-                "subtract the mean, or use the field itself",
-            )
+            rule = "attention descends this energy on centred Gaussians only"
+            checks.fail("mean", mu.mean.tolist(), rule, "subtract the mean, or use the field itself")
 
 
 def _hair(mu: Gaussian) -> Tensor:

@@ -1,4 +1,4 @@
-"""Several heads, mixed and summed."""
+"""Multi-head attention: several heads, mixed by matrices and summed."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class MultiHead(TokenField):
 
     def __init__(self, heads: Sequence[Attention], mix: Sequence[Any] | None = None) -> None:
         self.heads = tuple(heads) if isinstance(heads, Sequence) else (heads,)
-        if not self.heads or not all(isinstance(h, Attention) for h in self.heads):
-            checks.fail(
-                "heads",
-                [type(h).__name__ for h in self.heads],
-                "at least one attention field is needed",
-                "pass a list such as [SoftmaxAttention(Q, K, V), ...]",
-            )
+        checks.require(
+            self.heads and all(isinstance(h, Attention) for h in self.heads),
+            "heads",
+            [type(h).__name__ for h in self.heads],
+            "at least one attention field is needed",
+            "pass a list such as [SoftmaxAttention(Q, K, V), ...]",
+        )
         if mix is not None and len(mix) != len(self.heads):
             checks.fail(
                 "len(mix)", len(mix), f"one matrix per head is needed, {len(self.heads)}", "add or drop some"
@@ -82,12 +82,8 @@ class MultiHead(TokenField):
         d = mu.coords[0].shape[-1]
         out = v if self.mix is None else apply(_fits(self.mix[h], v, h, mu, t), v)
         if out.shape[-1] != d:
-            checks.fail(
-                f"values of head {h}",
-                f"dimension {out.shape[-1]}",
-                f"tokens have dimension {d}",
-                "pass mix=[W_1, ...] with W_h of shape (d, d_v)",
-            )
+            rule, remedy = f"tokens have dimension {d}", "pass mix=[W_1, ...] with W_h of shape (d, d_v)"
+            checks.fail(f"values of head {h}", f"dimension {out.shape[-1]}", rule, remedy)
         return out
 
     def __repr__(self) -> str:
@@ -101,10 +97,6 @@ class MultiHead(TokenField):
 def _fits(f: Weight, v: Tensor, h: int, mu: Measure, t: Tensor) -> Tensor:
     w = fits(f, f"mix[{h}]", 2, mu, t)
     if w.shape[-1] != v.shape[-1]:
-        checks.fail(
-            f"mix[{h}].shape",
-            tuple(w.shape),
-            f"head {h} has values in dimension {v.shape[-1]}",
-            "W_h needs the shape (d, d_v)",
-        )
+        rule = f"head {h} has values in dimension {v.shape[-1]}"
+        checks.fail(f"mix[{h}].shape", tuple(w.shape), rule, "W_h needs the shape (d, d_v)")
     return w

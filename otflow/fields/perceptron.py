@@ -1,4 +1,4 @@
-"""The feed-forward block of a Transformer."""
+"""The perceptron, the feed-forward block of a Transformer."""
 
 from __future__ import annotations
 
@@ -61,12 +61,8 @@ class Perceptron(TokenField):
         d = mu.coords[0].shape[-1]
         W, U = fits(self.W, "W", 2, mu, t), fits(self.U, "U", 2, mu, t)
         if U.shape[-1] != d or W.shape[-2:] != U.mT.shape[-2:]:
-            checks.fail(
-                "W.shape, U.shape",
-                (tuple(W.shape), tuple(U.shape)),
-                f"(d, m) and (m, d) with d = {d}",
-                "transpose or resize them",
-            )
+            rule, remedy = f"(d, m) and (m, d) with d = {d}", "transpose or resize them"
+            checks.fail("W.shape, U.shape", (tuple(W.shape), tuple(U.shape)), rule, remedy)
         return W, U, None if self.b is None else _bias(fits(self.b, "b", 1, mu, t), U.shape[-2])
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Fields that do not keep Gaussians Gaussian, projected onto those that do.
+"""The projection of a field that does not keep Gaussians Gaussian onto those that do.
 
 Of all affine fields b + B(x - m), the nearest to v in L2(mu), mu = N(m, R R^T), has b = E[v(X)] and
 B = E[grad v(X)] (Stein's lemma), so that with X = m + R z the coordinates of the law move by
@@ -35,10 +35,14 @@ from otflow.fields.perceptron import Perceptron
 from otflow.fields.tokens import TokenField
 from otflow.measures import Gaussian, Measure, Particles
 
-AXIS = {1: 48, 2: 24, 3: 12, 4: 8, 5: 5, 6: 4, 7: 3}  # Gauss-Hermite nodes per column of the root
-REACH = 12.0  # standard deviations that integrals over a line cover
-FREQUENCIES = 2**17  # limit on the nodes in frequency; scores up to 7e4
-TILE = 2**20  # numbers per array while frequencies are summed
+# Gauss-Hermite nodes per column of the root, by their number; chosen: at most some thousand nodes in all.
+AXIS = {1: 48, 2: 24, 3: 12, 4: 8, 5: 5, 6: 4, 7: 3}
+# Half-width of a Gaussian integral in standard deviations, and the highest frequency; rounding: exp(-72)
+# and 1 / sinh(12 pi) are below it.
+REACH = 12.0
+# At most this many nodes in frequency; chosen: enough for scores up to 2 pi 2^17 / 12 = 7e4.
+FREQUENCIES = 2**17
+TILE = 2**20  # numbers per array while frequencies are summed; chosen: 8 MB
 
 
 class GaussianProjection(TokenField):
@@ -181,12 +185,8 @@ def _exponential(f: _Form, mu: Gaussian) -> _Moments:
     N = f.N.detach()
     norm = torch.linalg.matrix_norm(N, 2).max().item() if bool(torch.isfinite(N).all()) else math.inf
     if norm >= 1:
-        checks.fail(
-            "|R^T A R|",
-            f"{norm:.6g}",
-            f"the mean of exp(Ax.y) over {mu!r} is finite below the limit 1 only",
-            "shrink the law or A, or use Particles",
-        )
+        rule = f"the mean of exp(Ax.y) over {mu!r} is finite below the limit 1 only"
+        checks.fail("|R^T A R|", f"{norm:.6g}", rule, "shrink the law or A, or use Particles")
     P = _eye(f.N) - f.N.mT @ f.N
     pull = f.c + f.N.mT @ f.a
     z = torch.linalg.solve(P, pull)
@@ -221,12 +221,9 @@ def _sigmoid(f: _Form) -> _Moments:
     f = f._replace(s=torch.maximum(torch.minimum(f.s, spread + 40), -spread - 40))
     largest = float((f.s.detach().abs() + spread).max()) + 40
     if not REACH * largest <= 2 * math.pi * FREQUENCIES:
-        checks.fail(
-            "score of a pair of tokens",
-            f"{largest:.3g}",
-            "the law is too wide for the projection of a sigmoid",
-            "scale the tokens or A down, or use Particles",
-        )
+        rule = "the law is too wide for the projection of a sigmoid"
+        remedy = "scale the tokens or A down, or use Particles"
+        checks.fail("score of a pair of tokens", f"{largest:.3g}", rule, remedy)
     count = math.ceil(REACH * largest / (2 * math.pi))
     u = (torch.arange(count, dtype=f.s.dtype, device=f.s.device) + 0.5) * (2 * math.pi / largest)
     tile = max(1, TILE // f.N.numel())
@@ -338,12 +335,8 @@ def _over_nodes(field: TokenField, t: Tensor, mu: Gaussian) -> Tangent:
     """The field of the law's quadrature nodes, refused unless another root gives the same."""
     r = mu.root.shape[-1]
     if r not in AXIS:
-        checks.fail(
-            "root.shape",
-            tuple(mu.root.shape),
-            f"quadrature goes up to {max(AXIS)} columns",
-            "pass Gaussian.from_cov(mean, cov) if d is less, or use Particles",
-        )
+        remedy = "pass Gaussian.from_cov(mean, cov) if d is less, or use Particles"
+        checks.fail("root.shape", tuple(mu.root.shape), f"quadrature goes up to {max(AXIS)} columns", remedy)
     v, sizes = _cloud(field, t, mu)
     with torch.no_grad():
         turn = torch.as_tensor(_rotation(max(r, 2)), dtype=mu.dtype, device=mu.device)
@@ -351,12 +344,9 @@ def _over_nodes(field: TokenField, t: Tensor, mu: Gaussian) -> Tangent:
         pairs = zip(v, (other[0], (other[1] @ turn.mT)[..., :r]), sizes, strict=True)
         gap = max(float(((a - b).abs().amax(-1) / size).max()) for a, b, size in pairs)
     if not gap <= max(1e-6, 1e3 * torch.finfo(mu.dtype).eps):
-        checks.fail(
-            "relative quadrature error",
-            gap,
-            f"the field of {field!r} is not resolved by the nodes of {mu!r}",
-            "use a narrower law, or sample it and use Particles",
-        )
+        rule = f"the field of {field!r} is not resolved by the nodes of {mu!r}"
+        remedy = "use a narrower law, or sample it and use Particles"
+        checks.fail("relative quadrature error", gap, rule, remedy)
     return v
 
 

@@ -19,7 +19,7 @@ from otflow.transport.comparable import merge
 from otflow.transport.entropic.engines import Engine, scale
 from otflow.transport.entropic.implicit import potential
 from otflow.transport.entropic.log_kernel import Bilinear
-from otflow.transport.entropic.newton import NewtonSinkhorn
+from otflow.transport.entropic.newton import options
 from otflow.transport.entropic.scaling import AbsorbedKernel
 
 
@@ -58,9 +58,7 @@ class SinkhornAttention(Attention):
     ) -> None:
         super().__init__(Q, K, V)
         self.eps = checks.positive(eps, "eps")
-        self.tol = checks.positive(tol, "tol")
-        self.max_iter = checks.count(max_iter, "max_iter")
-        self.engine = NewtonSinkhorn() if engine is None else checks.instance(engine, Engine, "engine")
+        self.engine, self.tol, self.max_iter = options(engine, tol, max_iter)
 
     def attend(
         self, m: Weights, mu: Particles, points: Tensor, mask: kernels.Mask | None, carry: Carry | None
@@ -120,8 +118,7 @@ class SinkhornAttention(Attention):
 
 def _plain(a: Tensor) -> Tensor:
     """The numbers alone: no graph, no tangent."""
-    primal: Tensor = forward_ad.unpack_dual(a.detach()).primal
-    return primal
+    return forward_ad.unpack_dual(a.detach()).primal
 
 
 def _symmetric(m: Weights) -> bool:

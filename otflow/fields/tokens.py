@@ -1,4 +1,4 @@
-"""Fields that give every token a velocity, on the cloud and off it."""
+"""Token fields, which give a velocity at every point, whether a token is there or not."""
 
 from __future__ import annotations
 
@@ -29,12 +29,8 @@ class TokenField(VelocityField):
 
     def refuse(self, mu: Gaussian) -> NoReturn:
         """Say that this field is not affine on Gaussians."""
-        checks.fail(
-            "mu",
-            repr(mu),
-            f"{type(self).__name__} does not keep Gaussians Gaussian",
-            "use Particles, or GaussianProjection(field) for the nearest motion among Gaussians",
-        )
+        remedy = "use Particles, or GaussianProjection(field) for the nearest motion among Gaussians"
+        checks.fail("mu", repr(mu), f"{type(self).__name__} does not keep Gaussians Gaussian", remedy)
 
     def evaluate(self, t: Tensor, mu: Measure, carry: Carry | None = None) -> tuple[Tangent, Carry | None]:
         return evaluate(mu, self, t, carry)
@@ -73,12 +69,8 @@ def _values(
 ) -> tuple[Tensor, Carry | None]:
     """Values in the dimension of the tokens, where matrices may act on them."""
     if not mu.space.linear:
-        checks.fail(
-            "space",
-            mu.space,
-            f"{type(field).__name__} applies matrices to tokens, which would jump where coordinates wrap",
-            "use Sphere(), or an Interaction that is periodic",
-        )
+        rule = f"{type(field).__name__} applies matrices to tokens, which would jump where coordinates wrap"
+        checks.fail("space", mu.space, rule, "use Sphere(), or an Interaction that is periodic")
     v, carry = field.velocity_at(t, mu, points, label, carry)
     return _full(v, mu.d), carry
 
@@ -91,22 +83,12 @@ def _(mu: Gaussian, field: TokenField, t: Tensor, carry: Carry | None) -> tuple[
 
 def _full(v: Tensor, d: int) -> Tensor:
     if v.shape[-1] != d:
-        checks.fail(
-            "V.shape",
-            f"({v.shape[-1]}, {d})",
-            f"a field of its own needs values in dimension {d}",
-            "put the head into MultiHead(heads, mix=...), which maps it back",
-        )
+        rule = f"a field of its own needs values in dimension {d}"
+        remedy = "put the head into MultiHead(heads, mix=...), which maps it back"
+        checks.fail("V.shape", f"({v.shape[-1]}, {d})", rule, remedy)
     return v
 
 
 def _labels(label: Tensor, points: Tensor) -> Tensor:
-    try:
-        return label.double().expand(points.shape[:-1])
-    except RuntimeError:
-        checks.fail(
-            "label.shape",
-            tuple(label.shape),
-            f"one label per point is needed, {tuple(points.shape[:-1])}",
-            "reshape label",
-        )
+    rule = f"one label per point is needed, {tuple(points.shape[:-1])}"
+    return checks.expanded(label.double(), points.shape[:-1], "label", rule, "reshape label")

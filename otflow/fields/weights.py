@@ -95,13 +95,9 @@ class Layers(Weight):
 
     def __init__(self, values: Any, edges: Any = None, *, dt: float = 1.0) -> None:
         self.values = checks.tensor(values, "values")
-        if self.values.ndim < 1 or not len(self.values):
-            checks.fail(
-                "values.shape",
-                tuple(self.values.shape),
-                "one entry per layer is needed, (L, ...)",
-                "stack the layers along the first axis",
-            )
+        good = self.values.ndim >= 1 and len(self.values)
+        rule = "one entry per layer is needed, (L, ...)"
+        checks.require(good, "values.shape", self.values.shape, rule, "stack the layers along the first axis")
         times = (
             checks.positive(dt, "dt") * torch.arange(len(self.values) + 1, dtype=torch.float64)
             if edges is None
@@ -109,12 +105,8 @@ class Layers(Weight):
         )
         self.edges = times.to(dtype=torch.float64, device=self.values.device)
         if self.edges.shape != (len(self.values) + 1,) or bool((torch.diff(self.edges) <= 0).any()):
-            checks.fail(
-                "edges",
-                self.edges.tolist(),
-                f"{len(self.values) + 1} increasing times are needed for {len(self.values)} layers",
-                "pass one more edge than layers",
-            )
+            rule = f"{len(self.values) + 1} increasing times are needed for {len(self.values)} layers"
+            checks.fail("edges", self.edges.tolist(), rule, "pass one more edge than layers")
         self.switches = tuple(self.edges[1:-1].tolist())
 
     def __call__(self, t: Tensor) -> Tensor:
@@ -130,12 +122,8 @@ def weight(value: Any, name: str, ndim: int = 2) -> Weight:
     value = checks.tensor(value, name)
     if value.ndim < ndim or 0 in value.shape:
         kind = "a matrix" if ndim == 2 else "a vector"
-        checks.fail(
-            f"{name}.shape",
-            tuple(value.shape),
-            f"{kind} is needed, with batch axes in front if any",
-            f"reshape {name}",
-        )
+        rule = f"{kind} is needed, with batch axes in front if any"
+        checks.fail(f"{name}.shape", tuple(value.shape), rule, f"reshape {name}")
     return Constant(value)
 
 
@@ -148,19 +136,18 @@ def fits(w: Weight, name: str, keep: int, mu: Measure, t: Tensor) -> Tensor:
     if w.varies and t.ndim and value.ndim > keep + t.ndim:
         value = _own(value, keep, t)
     axes = tuple(value.shape[: max(0, value.ndim - keep)])
-    paired = zip(reversed(axes), reversed(mu.batch), strict=False)
-    if value.ndim < keep or len(axes) > len(mu.batch) or any(a not in (1, b) for a, b in paired):
-        checks.fail(
-            f"{name}.shape",
-            tuple(value.shape),
-            f"its batch axes {axes} do not match those of the measure, {tuple(mu.batch)}",
-            f"give {name} the axes of the measure, or none; layers of a network go into Layers({name})",
-        )
+    if value.ndim < keep or not checks.extends(mu.batch, axes):
+        rule = f"its batch axes {axes} do not match those of the measure, {tuple(mu.batch)}"
+        remedy = f"give {name} the axes of the measure, or none; layers of a network go into Layers({name})"
+        checks.fail(f"{name}.shape", value.shape, rule, remedy)
     return value
 
 
 def _own(value: Tensor, keep: int, t: Tensor) -> Tensor:
-    """Of a weight (*clocks, *members, ...), for each clock that of its member: clocks end in the members."""
+    """The value of each member at its own clock, for a weight of shape (*clocks, *members, ...).
+
+    The last axes of the clocks are those of the members.
+    """
     members = value.shape[t.ndim : value.ndim - keep]
     grid = torch.meshgrid(*(torch.arange(n, device=value.device) for n in t.shape), indexing="ij")
     paired = list(zip(members, grid[t.ndim - len(members) :], strict=False))

@@ -1,4 +1,4 @@
-"""What a measure has to offer so that fields, metrics and steppers need not know which one it is."""
+"""The base of all measures: what fields, metrics and steppers need to know of one."""
 
 from __future__ import annotations
 

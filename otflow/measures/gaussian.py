@@ -13,10 +13,12 @@ from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.linalg import sqrtm
+from otflow.base.matrices import of_covariance, semidefinite
 from otflow.base.tangent import Tangent, as_tangent
 from otflow.measures.base import Measure, total
 
-HERMITE = {1: 32, 2: 24, 3: 12}  # nodes per axis; beyond three axes a cubature of degree five
+# Gauss-Hermite nodes per axis; chosen: at most 1728 in all; beyond three axes a cubature of degree five.
+HERMITE = {1: 32, 2: 24, 3: 12}
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,14 +48,17 @@ class Gaussian(Measure):
     def __init__(self, mean: Any, root: Any) -> None:
         mean = checks.tensor(mean, "mean").clone()  # so that no later change of it changes the measure
         root = checks.alike(checks.tensor(root, "root").clone(), "root", mean, "mean")
-        if mean.ndim < 1 or root.ndim < 2 or 0 in root.shape or root.shape[-2] != mean.shape[-1]:
-            checks.fail(
-                "root.shape",
-                tuple(root.shape),
-                f"(*batch, d, r) is needed, mean has shape {tuple(mean.shape)}",
-                "let root have one row per coordinate of the mean",
-            )
-        batch = _common(mean, root)
+        checks.require(
+            mean.ndim >= 1 and root.ndim >= 2 and 0 not in root.shape and root.shape[-2] == mean.shape[-1],
+            "root.shape",
+            root.shape,
+            f"(*batch, d, r) is needed, mean has shape {tuple(mean.shape)}",
+            "let root have one row per coordinate of the mean",
+        )
+        rule = f"its batch axes do not match those of mean, {tuple(mean.shape)}"
+        batch = checks.common(
+            mean.shape[:-1], root.shape[:-2], "root.shape", root.shape, rule, "make them broadcast"
+        )
         self._set(mean.expand(*batch, mean.shape[-1]), root.expand(*batch, *root.shape[-2:]))
 
     def _set(self, mean: Tensor, root: Tensor) -> None:
@@ -69,12 +74,8 @@ class Gaussian(Measure):
         """
         cov = checks.tensor(cov, "cov")
         if cov.ndim < 2 or cov.shape[-1] != cov.shape[-2] or 0 in cov.shape:
-            checks.fail(
-                "cov.shape",
-                tuple(cov.shape),
-                "a covariance has shape (*batch, d, d), d >= 1",
-                "pass a square matrix",
-            )
+            rule = "a covariance has shape (*batch, d, d), d >= 1"
+            checks.fail("cov.shape", tuple(cov.shape), rule, "pass a square matrix")
         if tol is None:
             tol = 1e-10 if cov.dtype == torch.float64 else 1e-5
         return cls(mean, _root(cov, tol))
@@ -149,39 +150,9 @@ class Gaussian(Measure):
         return f"Gaussian(d={self.d}{batch})"
 
 
-def _common(mean: Tensor, root: Tensor) -> torch.Size:
-    try:
-        return torch.Size(torch.broadcast_shapes(mean.shape[:-1], root.shape[:-2]))
-    except RuntimeError:
-        checks.fail(
-            "root.shape",
-            tuple(root.shape),
-            f"its batch axes do not match those of mean, {tuple(mean.shape)}",
-            "make them broadcast",
-        )
-
-
 def _root(cov: Tensor, tol: float) -> Tensor:
-    scale = cov.abs().amax((-1, -2), keepdim=True)
-    skew = ((cov - cov.mT).abs() / torch.where(scale > 0, scale, torch.ones_like(scale))).max()
-    if skew > 1e-6:
-        checks.fail(
-            "cov",
-            f"a matrix with relative asymmetry {skew.item():.2g}",
-            "a covariance is symmetric",
-            "pass (cov + cov.T) / 2 if that is what you mean",
-        )
-    values = torch.linalg.eigvalsh((cov.detach() + cov.detach().mT) / 2)
-    low, high = values[..., 0], values.abs().amax(-1)
-    if (low < -tol * high).any():
-        checks.fail(
-            "min eigenvalue of cov",
-            low.min().item(),
-            f"a covariance is positive semidefinite, up to rounding of {tol:g} times the largest one",
-            "pass a positive semidefinite matrix",
-        )
-    # The symmetric root: the one that depends continuously on the covariance.
-    return sqrtm((cov + cov.mT) / 2)
+    """The symmetric root: the one that depends continuously on the covariance."""
+    return sqrtm(semidefinite(of_covariance(cov, "cov"), "cov", tol))
 
 
 @lru_cache(maxsize=16)

@@ -148,27 +148,14 @@ def _pad(flux: Tensor, dim: int, side: int | None = None) -> Tensor:
 
 
 def _check_axes(density: Tensor, axes: tuple[Tensor, ...]) -> None:
-    if not 1 <= len(axes) <= 3:
-        checks.fail(
-            "len(axes)",
-            len(axes),
-            "grids have one, two or three axes",
-            "pass one vector of cell centres per dimension",
-        )
+    remedy = "pass one vector of cell centres per dimension"
+    checks.require(1 <= len(axes) <= 3, "len(axes)", len(axes), "grids have one, two or three axes", remedy)
     shape = tuple(density.shape[-len(axes) :])
-    if shape != tuple(a.numel() for a in axes) or any(a.ndim != 1 or len(a) < 2 for a in axes):
-        checks.fail(
-            "density.shape",
-            tuple(density.shape),
-            f"it must end in the lengths of the axes, {tuple(a.numel() for a in axes)}, each >= 2",
-            "check density and axes",
-        )
+    good = shape == tuple(a.numel() for a in axes) and all(a.ndim == 1 and len(a) >= 2 for a in axes)
+    rule = f"it must end in the lengths of the axes, {tuple(a.numel() for a in axes)}, each >= 2"
+    checks.require(good, "density.shape", density.shape, rule, "check density and axes")
     for i, a in enumerate(axes):
         h, rounding = torch.diff(a), 2 * torch.finfo(a.dtype).eps * a.abs().max()
         if (h <= 0).any() or ((h - h[0]).abs() > 1e-6 * h[0].abs() + rounding).any():
-            checks.fail(
-                f"axes[{i}]",
-                f"steps from {h.min().item():g} to {h.max().item():g}",
-                "cell centres increase in equal steps",
-                "use numpy.linspace",
-            )
+            rule, remedy = "cell centres increase in equal steps", "use numpy.linspace"
+            checks.fail(f"axes[{i}]", f"steps from {h.min().item():g} to {h.max().item():g}", rule, remedy)

@@ -42,13 +42,8 @@ class Particles(Measure):
 
     def __init__(self, x: Any, w: Any = None, label: Any = None, space: Space | None = None) -> None:
         space = Euclidean() if space is None else space
-        if not isinstance(space, Space):
-            checks.fail(
-                "space",
-                repr(space),
-                "an instance of a space is needed",
-                "pass Euclidean(), Sphere() or Torus()",
-            )
+        remedy = "pass Euclidean(), Sphere() or Torus()"
+        checks.require(isinstance(space, Space), "space", space, "an instance of a space is needed", remedy)
         x = _positions(x, space)
         self._set(
             x, None if w is None else _weights(w, x), None if label is None else _labels(label, x), space
@@ -112,13 +107,9 @@ class Particles(Measure):
         return total(self.w[..., None] * u[0] * v[0], self.batch)
 
     def sharp(self, covector: Tangent) -> Tangent:
-        if self.weights is not None and bool((self.weights == 0).any()):
-            checks.fail(
-                "min(w)",
-                0.0,
-                "the gradient at an atom without mass is not defined",
-                "drop the atom; attention can be evaluated there with field.at(t, mu, points)",
-            )
+        rule = "the gradient at an atom without mass is not defined"
+        remedy = "drop the atom; attention can be evaluated there with field.at(t, mu, points)"
+        checks.require(self.weights is None or not (self.weights == 0).any(), "min(w)", 0.0, rule, remedy)
         return self.tangent(covector.map(lambda c: c / self.w[..., None]))
 
     def move(self, u: Tangent) -> Self:
@@ -144,20 +135,10 @@ class Particles(Measure):
 
 def _positions(x: Any, space: Space) -> Tensor:
     x = checks.tensor(x, "x").clone()  # so that no later change of x changes the measure
-    if x.ndim < 2:
-        checks.fail(
-            "x.shape",
-            tuple(x.shape),
-            "positions have shape (*batch, n, d)",
-            "for tokens on a line pass x[:, None]",
-        )
-    if 0 in x.shape:
-        checks.fail(
-            "x.shape",
-            tuple(x.shape),
-            "at least one token in at least one dimension is needed",
-            "pass a non-empty cloud",
-        )
+    rule = "positions have shape (*batch, n, d)"
+    checks.require(x.ndim >= 2, "x.shape", x.shape, rule, "for tokens on a line pass x[:, None]")
+    rule = "at least one token in at least one dimension is needed"
+    checks.require(0 not in x.shape, "x.shape", x.shape, rule, "pass a non-empty cloud")
     return space.check(x)
 
 
@@ -172,12 +153,5 @@ def _labels(label: Any, x: Tensor) -> Tensor:
 
 
 def _per_token(a: Tensor, name: str, x: Tensor) -> Tensor:
-    try:
-        return a.expand(x.shape[:-1])
-    except RuntimeError:
-        checks.fail(
-            f"{name}.shape",
-            tuple(a.shape),
-            f"one number per token is needed, shape {tuple(x.shape[:-1])}",
-            f"reshape {name}",
-        )
+    rule = f"one number per token is needed, shape {tuple(x.shape[:-1])}"
+    return checks.expanded(a, x.shape[:-1], name, rule, f"reshape {name}")

@@ -17,9 +17,9 @@ from otflow.base.errors import StepError
 from otflow.base.tangent import Tangent, as_tangent
 from otflow.measures.base import Measure, total
 
-GAUSS = 3  # points per interval: exact for polynomials of degree five on each
-LAGUERRE = 12  # points in a tail
-FLAT = 1e-10  # share of the uniform mesh in a graded one: the last levels stay apart in double precision
+GAUSS = 3  # Gauss points per interval: exact for polynomials of degree five on each
+LAGUERRE = 12  # Gauss-Laguerre points in a tail; chosen
+FLAT = 1e-10  # share of the uniform mesh in a graded one; chosen: the last levels stay apart in float64
 
 
 class _Solve(torch.autograd.Function):
@@ -45,8 +45,7 @@ class _Solve(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, b: Tensor, _: None) -> Tensor:
-        out: Tensor = ctx.A.solve(b)
-        return out
+        return ctx.A.solve(b)
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,7 @@ class Tridiagonal:
 
     def solve(self, b: Tensor) -> Tensor:
         """A^-1 b for b (*batch, k) and positive definite A, else NaN; differentiable in b alone."""
-        out: Tensor = _Solve.apply(b, self)  # type: ignore[no-untyped-call]
-        return out
+        return _Solve.apply(b, self)  # type: ignore[no-untyped-call]
 
     def dense(self) -> Tensor:
         return torch.diag_embed(self.diag) + torch.diag_embed(self.off, 1) + torch.diag_embed(self.off, -1)
@@ -162,8 +160,7 @@ class Quantiles(Measure):
         1.0
         """
         s = graded_levels(n, grading=grading)
-        if n < 2:
-            checks.fail("n", n, "tails need a level between 0 and 1", "choose n >= 2")
+        checks.require(n >= 2, "n", n, "tails need a level between 0 and 1", "choose n >= 2")
         inside, ends, means = (_values(ppf, z) for z in (s[1:-1], s[[0, -1]], _in_tails(s)))
         means = means.unflatten(-1, (2, -1)) @ torch.from_numpy(_laguerre()[1])
         first = _end(ends[..., :1], 2 * means[..., :1] - inside[..., :1])
@@ -289,8 +286,9 @@ def graded_levels(n: int, *, grading: float = 6.0) -> Tensor:
     tensor([0.0000, 0.2500, 0.5000, 0.7500, 1.0000], dtype=torch.float64)
     """
     n, p = checks.count(n, "n"), checks.positive(grading, "grading")
-    if p < 1:
-        checks.fail("grading", grading, "intervals shrink towards the ends for grading > 1", "choose it >= 1")
+    checks.require(
+        p >= 1, "grading", grading, "intervals shrink towards the ends for grading > 1", "choose it >= 1"
+    )
     r = np.arange(n + 1) / n
     low = (1 - FLAT) * betainc(p, p, np.minimum(r, 1 - r)) + FLAT * np.minimum(r, 1 - r)
     return torch.from_numpy(np.where(r <= 0.5, low, 1 - low))
@@ -307,10 +305,9 @@ def richardson(coarse: Quantiles, fine: Quantiles, *, refine: int = 8) -> Quanti
     >>> round(richardson(f(4), f(8)).x[0].item(), 12)
     0.0
     """
-    if fine.n != 2 * coarse.n or not torch.allclose(fine.levels[::2], coarse.levels, rtol=0, atol=1e-12):
-        checks.fail(
-            "coarse", repr(coarse), f"it must have every second level of {fine!r}", "halve the intervals"
-        )
+    good = fine.n == 2 * coarse.n and torch.allclose(fine.levels[::2], coarse.levels, rtol=0, atol=1e-12)
+    rule = f"it must have every second level of {fine!r}"
+    checks.require(good, "coarse", coarse, rule, "halve the intervals")
     c = (fine.x[..., ::2] - coarse.x) / 3
     between = (c[..., 1:] + c[..., :-1]) / 2
     both = torch.stack([c[..., :-1], between], -1).flatten(-2)
@@ -343,10 +340,8 @@ def _values(ppf: Callable[[np.ndarray], Any], s: Tensor) -> Tensor:
     """ppf(s), infinite at most at the levels 0 and 1."""
     value = checks.function(ppf, "ppf")(s.numpy())
     x = value if isinstance(value, Tensor) else torch.from_numpy(np.asarray(value, dtype=np.float64))
-    if x.shape[-1:] != s.shape:
-        checks.fail(
-            "ppf(s).shape", tuple(x.shape), f"one number per level is needed, (*batch, {len(s)})", "check ppf"
-        )
+    rule = f"one number per level is needed, (*batch, {len(s)})"
+    checks.require(x.shape[-1:] == s.shape, "ppf(s).shape", x.shape, rule, "check ppf")
     checks.finite(x[..., (s > 0) & (s < 1)], "ppf(s)")
     return x
 
@@ -364,14 +359,14 @@ def _in_tails(s: Tensor) -> Tensor:
 
 
 def _end(value: Tensor, tail: Tensor) -> Tensor:
-    """The end of the support where it is finite; all infinite ones leave the graph, with their NaN."""
+    """The end of the support where it is finite; infinite ends leave the graph, whose NaN would spread."""
     good = torch.isfinite(value)
     return torch.where(good, value, tail) if bool(good.any()) else tail
 
 
 def _check_levels(levels: Tensor) -> None:
-    if levels.ndim != 1 or len(levels) < 2:
-        checks.fail("levels.shape", tuple(levels.shape), "at least two levels, in one axis", "pass (n + 1,)")
+    rule = "at least two levels, in one axis"
+    checks.require(levels.ndim == 1 and len(levels) >= 2, "levels.shape", levels.shape, rule, "pass (n + 1,)")
     if levels[0] != 0 or levels[-1] != 1:
         ends = (levels[0].item(), levels[-1].item())
         checks.fail("levels[0], levels[-1]", ends, "levels run from 0 to 1", "use graded_levels(n)")
@@ -379,8 +374,8 @@ def _check_levels(levels: Tensor) -> None:
 
 
 def _check_x(x: Tensor, levels: Tensor) -> None:
-    if x.shape[-1:] != levels.shape or 0 in x.shape:
-        checks.fail("x.shape", tuple(x.shape), f"(*batch, {len(levels)}) is needed", "pass one x per level")
+    good = x.shape[-1:] == levels.shape and 0 not in x.shape
+    checks.require(good, "x.shape", x.shape, f"(*batch, {len(levels)}) is needed", "pass one x per level")
     _increasing(x, "x")
 
 
@@ -389,9 +384,6 @@ def _increasing(a: Tensor, name: str) -> None:
     if (gap <= 0).any():
         index = tuple(int(i) for i in (gap <= 0).nonzero()[0])
         where = ", ".join(map(str, index))
-        checks.fail(
-            f"{name}[{where} + 1] - {name}[{where}]",
-            gap[index].item(),
-            f"{name} must increase",
-            "sort it; a measure with atoms has no density and needs Particles",
-        )
+        rule = f"{name} must increase"
+        remedy = "sort it; a measure with atoms has no density and needs Particles"
+        checks.fail(f"{name}[{where} + 1] - {name}[{where}]", gap[index].item(), rule, remedy)

@@ -1,4 +1,4 @@
-"""What a metric is, the metric of W2, and distances and actions in a metric."""
+"""The base of all metrics, the metric of W2, and distances and actions in a metric."""
 
 from __future__ import annotations
 
@@ -99,8 +99,7 @@ def _(metric: Wasserstein, mu: Measure, nu: Measure) -> Tensor:
     from otflow.transport.chain import geodesic
 
     result = geodesic(mu, nu)
-    out: Tensor = getattr(result, "distance", result)
-    return out
+    return getattr(result, "distance", result)
 
 
 # --- paths ---------------------------------------------------------------------------------------------
@@ -134,13 +133,11 @@ def path_action(measures: Sequence[Measure], metric: Metric, *, ts: Any = None) 
 
 def _steps(measures: Sequence[Measure], ts: Any) -> list[float]:
     n = len(measures)
-    if n < 2:
-        checks.fail("len(measures)", n, "a path has two ends", "pass two measures or more")
+    checks.require(n >= 2, "len(measures)", n, "a path has two ends", "pass two measures or more")
     times = torch.linspace(0, 1, n, dtype=torch.float64) if ts is None else checks.tensor(ts, "ts").double()
     if times.shape != (n,) or bool((times.diff() <= 0).any()):
         checks.fail("ts", f"{ts!r:.60}", f"{n} increasing times are needed", "pass one for each measure")
-    out: list[float] = times.diff().tolist()
-    return out
+    return times.diff().tolist()
 
 
 @singledispatch
@@ -161,10 +158,7 @@ def _(mu: Particles, nu: Measure) -> Tangent:
 def _(mu: Gaussian, nu: Measure) -> Tangent:
     mean, root = checks.instance(nu, Gaussian, "nu").coords
     if root.shape[-1] > mu.root.shape[-1]:
-        checks.fail(
-            "nu.root.shape",
-            tuple(root.shape),
-            f"a move keeps the {mu.root.shape[-1]} columns of the root of mu",
-            "give both roots as many columns, with Gaussian.from_cov",
-        )
+        rule = f"a move keeps the {mu.root.shape[-1]} columns of the root of mu"
+        remedy = "give both roots as many columns, with Gaussian.from_cov"
+        checks.fail("nu.root.shape", tuple(root.shape), rule, remedy)
     return Tangent([mean - mu.mean, procrustes(mu.root, widen(root, mu.root.shape[-1]))])

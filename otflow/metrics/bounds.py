@@ -38,7 +38,8 @@ from otflow.measures import Particles
 from otflow.metrics.partition import Partition
 from otflow.metrics.twisted import Twisted
 
-RADII = 200  # rho that are tried
+# Radii rho that are tried; chosen: any rho gives a bound, and the best of many is near the best of all.
+RADII = 200
 
 
 class GroundDistances(NamedTuple):
@@ -125,5 +126,4 @@ def log_growth(z: Tensor, definite: Tensor) -> Tensor:
 def _definite(A: Tensor) -> Tensor:
     """Whether A is symmetric and positive semidefinite, (*batch,)."""
     skew = (A - A.mT).abs().amax((-1, -2))
-    out: Tensor = (skew == 0) & (torch.linalg.eigvalsh(A)[..., 0] >= 0)
-    return out
+    return (skew == 0) & (torch.linalg.eigvalsh(A)[..., 0] >= 0)

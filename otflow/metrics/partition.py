@@ -1,4 +1,4 @@
-"""The normaliser of softmax attention, as the weight of a metric."""
+"""The partition function of softmax attention, its normaliser, as the weight of a metric."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from otflow.base import checks
 from otflow.base.errors import NotFiniteError
 from otflow.base.kernels import attend
+from otflow.base.matrices import squares
 from otflow.measures import Gaussian, Measure
 
 
@@ -39,9 +40,7 @@ class Partition:
     """
 
     def __init__(self, A: Any) -> None:
-        self.A = checks.tensor(A, "A")
-        if self.A.ndim < 2 or self.A.shape[-1] != self.A.shape[-2] or 0 in self.A.shape:
-            checks.fail("A.shape", tuple(self.A.shape), "(*batch, d, d) is needed", "pass a square matrix")
+        self.A = squares(A, "A")
 
     def log(self, mu: Measure, x: Tensor) -> Tensor:
         """log a_mu(x), (*batch, n), for x of shape (*batch, n, d)."""

@@ -19,7 +19,8 @@ from otflow.measures import Gaussian, Grid, Measure, Particles
 from otflow.metrics.base import Metric, Wasserstein, displacement, distance, geodesic_distance
 from otflow.metrics.partition import Partition
 
-NODES = 5  # of Gauss and Legendre along a move: exact if the weight is a polynomial of degree nine along it
+# Gauss-Legendre nodes along a move: exact if the weight is a polynomial of degree nine along it; chosen.
+NODES = 5
 
 
 class Twisted(Metric):
@@ -89,18 +90,11 @@ class Twisted(Metric):
 
 
 def _spd(m: Tensor) -> Tensor:
-    if m.ndim != 2 or m.shape[0] != m.shape[1] or not torch.allclose(m, m.mT):
-        checks.fail(
-            "matrix.shape", tuple(m.shape), "a symmetric (d, d) matrix is needed", "pass (M + M.T) / 2"
-        )
+    good = m.ndim == 2 and m.shape[0] == m.shape[1] and torch.allclose(m, m.mT)
+    checks.require(good, "matrix.shape", m.shape, "a symmetric (d, d) matrix is needed", "pass (M + M.T) / 2")
     low = torch.linalg.eigvalsh(m)[0].item()
-    if low <= 0:
-        checks.fail(
-            "min eigenvalue of matrix",
-            low,
-            "the matrix of a metric is positive definite",
-            "shift or replace it",
-        )
+    rule = "the matrix of a metric is positive definite"
+    checks.require(low > 0, "min eigenvalue of matrix", low, rule, "shift or replace it")
     return m
 
 
@@ -133,13 +127,8 @@ def _(mu: Particles, metric: Twisted, v: Tangent, *, inverse: bool) -> Tangent:
 
 @twist.register(Gaussian)
 def _(mu: Gaussian, metric: Twisted, v: Tangent, *, inverse: bool) -> Tangent:
-    if metric.weight is not None:
-        checks.fail(
-            "weight",
-            metric.weight,
-            "a Gaussian stays Gaussian under a constant matrix only",
-            "pass weight=None, or use Particles",
-        )
+    rule = "a Gaussian stays Gaussian under a constant matrix only"
+    checks.require(metric.weight is None, "weight", metric.weight, rule, "pass weight=None, or use Particles")
     mean = multiply(metric.matrix, v[0][..., None], mu, inverse=inverse)[..., 0]
     return Tangent([mean, multiply(metric.matrix, v[1], mu, inverse=inverse)])
 
@@ -150,12 +139,8 @@ def weight_at(metric: Twisted, mu: Particles) -> Tensor:
         return torch.ones_like(mu.x[..., 0])
     a: Tensor = metric.weight(mu, mu.x)
     if a.shape != mu.x.shape[:-1] or not bool((a > 0).all()):
-        checks.fail(
-            "weight(mu, x)",
-            f"shape {tuple(a.shape)}, minimum {a.min().item():g}",
-            f"it must be positive, of shape {tuple(mu.x.shape[:-1])}",
-            "check the weight function",
-        )
+        rule, remedy = f"it must be positive, of shape {tuple(mu.x.shape[:-1])}", "check the weight function"
+        checks.fail("weight(mu, x)", f"shape {tuple(a.shape)}, minimum {a.min().item():g}", rule, remedy)
     return a
 
 
@@ -183,12 +168,8 @@ def multiply(m: Tensor | None, u: Tensor, mu: Measure, *, inverse: bool = False)
         return u
     space = mu.space if isinstance(mu, Particles) else Euclidean()
     if not isinstance(space, Euclidean | Torus):
-        checks.fail(
-            "matrix",
-            "M",
-            f"a constant matrix does not preserve the tangent spaces of {space}",
-            "use weight= alone there",
-        )
+        rule = f"a constant matrix does not preserve the tangent spaces of {space}"
+        checks.fail("matrix", "M", rule, "use weight= alone there")
     if m.shape[-1] != u.shape[-2]:
         checks.fail(
             "matrix.shape", tuple(m.shape), f"mu lives in dimension {u.shape[-2]}", "pass a (d, d) matrix"
@@ -232,28 +213,26 @@ def _legendre() -> tuple[np.ndarray, np.ndarray]:
 
 @geodesic_distance.register(Twisted)
 def _(metric: Twisted, mu: Measure, nu: Measure) -> Tensor:
-    if metric.weight is not None:
-        checks.fail(
-            "metric",
-            repr(metric),
-            "a weight leaves no formula for the distance",
-            "use twisted_wasserstein for bounds, or Wasserstein()",
-        )
+    good = metric.weight is None
+    rule = "a weight leaves no formula for the distance"
+    checks.require(good, "metric", metric, rule, "use twisted_wasserstein for bounds, or Wasserstein()")
     return distance(flatten(mu, metric), flatten(nu, metric), Wasserstein())
 
 
 @singledispatch
 def flatten(mu: Measure, metric: Twisted) -> Measure:
     """The image under M^(1/2), between which W2 is the distance that M twists."""
-    if metric.matrix is not None:
-        checks.fail("mu", repr(mu), "a matrix twists Particles and Gaussians only", "use one of these")
+    checks.require(
+        metric.matrix is None, "mu", mu, "a matrix twists Particles and Gaussians only", "use one of these"
+    )
     return mu
 
 
 @flatten.register(Particles)
 def _(mu: Particles, metric: Twisted) -> Particles:
-    if metric.matrix is not None and not isinstance(mu.space, Euclidean):
-        checks.fail("mu.space", mu.space, "distances by a matrix are those of R^d", "leave the matrix out")
+    good = metric.matrix is None or isinstance(mu.space, Euclidean)
+    rule = "distances by a matrix are those of R^d"
+    checks.require(good, "mu.space", mu.space, rule, "leave the matrix out")
     return mu if metric.matrix is None else mu.at([multiply(sqrtm(metric.matrix), mu.x.mT, mu).mT])
 
 

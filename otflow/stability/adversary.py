@@ -1,4 +1,4 @@
-"""The worst perturbation of a cloud that can be found."""
+"""An adversary that searches for the perturbation of a cloud that grows most under a flow."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from otflow.stability.propagator import Propagator, spectrum
 from otflow.steppers import Stepper
 from otflow.transport.comparable import exponent, power_mean
 
-STARTS = 2  # random ones of the linearised search, for p other than 2
-ROUNDS, TOL = 30, 1e-3  # of the linearised search: direction to 1e-3, hence its growth to 1e-6
-GAIN = 1e-5  # relative, below which an ascent has ended
-SHORT = 0.01  # step at which it is given up
+STARTS = 2  # random starts of the linearised search, for p other than 2; chosen
+# Limits of the linearised search; chosen: a direction known to 1e-3 gives its growth to 1e-6, because that
+# is stationary.
+ROUNDS, TOL = 30, 1e-3
+GAIN = 1e-5  # relative gain below which an ascent has ended; chosen
+SHORT = 0.01  # damping at which an ascent is given up; chosen
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,8 +129,8 @@ def _tried(tries: Mapping[str, Particles] | None, mu0: Particles) -> dict[str, P
     out = {}
     for name, nu in checks.instance({} if tries is None else tries, Mapping, "tries").items():
         out[name] = _moved(plain(checks.instance(nu, Particles, f"tries[{name!r}]")), mu0, name)
-        if not bool((apart(mu0, out[name], 2.0) > 0).all()):
-            checks.fail(f"tries[{name!r}]", repr(nu), "it is at distance 0 from mu0", "perturb it")
+        rule = "it is at distance 0 from mu0"
+        checks.require((apart(mu0, out[name], 2.0) > 0).all(), f"tries[{name!r}]", nu, rule, "perturb it")
     return out
 
 
@@ -140,13 +142,8 @@ def _moved(nu: Particles, mu0: Particles, name: str) -> Particles:
         own = own and all(torch.allclose(a.expand(b.shape), b, rtol=1e-9, atol=0) for a, b in pairs)
     except RuntimeError:
         own = False
-    if not own:
-        checks.fail(
-            f"tries[{name!r}]",
-            repr(nu),
-            f"a perturbation has the tokens of {mu0!r}, with their weights and labels, moved",
-            "compare other measures by coupled",
-        )
+    rule = f"a perturbation has the tokens of {mu0!r}, with their weights and labels, moved"
+    checks.require(own, f"tries[{name!r}]", nu, rule, "compare other measures by coupled")
     return mu0.at([x])
 
 

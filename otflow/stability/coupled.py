@@ -1,10 +1,10 @@
-"""Two runs of one flow, side by side."""
+"""Coupled runs: one flow from two measures, and the distance between them."""
 
 from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
-from functools import partial, singledispatch
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -110,10 +110,8 @@ def coupled(
     """
     d, order = (_distance(mu0, nu0, exponent(p)), float(p)) if of is None else (of, None)
     (start,) = chain([t0], [(mu0, nu0)], d)
-    if not bool((start > 0).all()):
-        checks.fail(
-            "nu0", repr(nu0), "it is at distance 0 from mu0", "perturb it, see stability.perturbations"
-        )
+    rule = "it is at distance 0 from mu0"
+    checks.require((start > 0).all(), "nu0", nu0, rule, "perturb it, see stability.perturbations")
     if noise is not None:
         noise = _shared(checks.instance(noise, Noise, "noise"), mu0, nu0)
     run = partial(
@@ -142,7 +140,7 @@ def _common(mu: Trajectory, nu: Trajectory) -> Tensor:
 
 
 def _until(ended: Tensor, ts: Tensor, distances: Tensor) -> Tensor:
-    """The distances, NaN for members of which one run stood still already."""
+    """The distances, NaN for members of which one run had ended by then."""
     late = align(ts.to(ended), torch.empty(len(ts), *ended.shape)) > ended
     return distances.masked_fill(late.to(distances.device), torch.nan)
 
@@ -150,18 +148,10 @@ def _until(ended: Tensor, ts: Tensor, distances: Tensor) -> Tensor:
 def _distance(mu: Measure, nu: Measure, p: float) -> Distance:
     for name, one in (("mu0", mu), ("nu0", nu)):
         checks.instance(one, Measure, name)
-    return _of_order(mu, nu, p)
-
-
-@singledispatch
-def _of_order(mu: Measure, nu: Measure, p: float) -> Distance:
-    if p != 2:
-        checks.fail("p", p, f"only particles have distances of any order, this is {mu!r}", "pass p=2")
-    return geodesic
-
-
-@_of_order.register(Particles)
-def _(mu: Particles, nu: Measure, p: float) -> Distance:
+    if not isinstance(mu, Particles):
+        rule = f"only particles have distances of any order, this is {mu!r}"
+        checks.require(p == 2, "p", p, rule, "pass p=2")
+        return geodesic
     _comparable(mu, nu)
     if isinstance(nu, Particles) and _same(mu.w, nu.w) and _same(mu.label, nu.label):
         return partial(apart, p=p)  # small perturbations match by index, which is cheap to check
@@ -173,15 +163,10 @@ def _(mu: Particles, nu: Measure, p: float) -> Distance:
 def _comparable(mu: Particles, nu: Measure) -> None:
     if not isinstance(nu, Particles):
         checks.fail("nu0", repr(nu), "it is not of the kind of mu0", "pass Particles")
-    if nu.d != mu.d:
-        checks.fail("nu0.d", nu.d, f"mu0 is in dimension {mu.d}", "compare clouds in one space")
-    try:
-        extends = torch.broadcast_shapes(mu.batch, nu.batch) == nu.batch
-    except RuntimeError:
-        extends = False
-    if not extends:
-        rule = f"its batch must extend that of mu0, {tuple(mu.batch)}"
-        checks.fail("nu0.batch", tuple(nu.batch), rule, "give nu0 the axes of mu0, and others in front")
+    checks.require(nu.d == mu.d, "nu0.d", nu.d, f"mu0 is in dimension {mu.d}", "compare clouds in one space")
+    rule = f"its batch must extend that of mu0, {tuple(mu.batch)}"
+    remedy = "give nu0 the axes of mu0, and others in front"
+    checks.require(checks.extends(nu.batch, mu.batch), "nu0.batch", nu.batch, rule, remedy)
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:

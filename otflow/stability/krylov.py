@@ -1,4 +1,4 @@
-"""The largest singular values of linear maps that are known by their products only."""
+"""Krylov methods for the largest singular values of linear maps that are known by their products only."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ class Triples(NamedTuple):
     @property
     def residuals(self) -> Tensor:
         """|rest|, (*batch, k): a singular value is as near to s."""
-        norms: Tensor = torch.linalg.vector_norm(self.rest, dim=-2)
-        return norms
+        return torch.linalg.vector_norm(self.rest, dim=-2)
 
     def open(self, tol: float) -> Tensor:
         """Which members are not yet found, (*batch,)."""

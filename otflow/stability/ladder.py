@@ -1,4 +1,4 @@
-"""The whole ladder of a stability estimate: what happens, the worst that was found, what is certain."""
+"""The ladder of a stability estimate: the observed growth, the worst one found, and the bounds above it."""
 
 from __future__ import annotations
 
@@ -190,8 +190,9 @@ def _size(mu0: Particles, size: Any) -> Tensor:
     if size is not None:
         return sizes(size, mu0)
     radius: Tensor = mu0.x.detach().norm(dim=-1).amax(-1)
-    if not bool((radius > 0).all()):
-        checks.fail("mu0", repr(mu0), "all tokens are at 0, which says nothing of a scale", "pass size")
+    checks.require(
+        (radius > 0).all(), "mu0", mu0, "all tokens are at 0, which says nothing of a scale", "pass size"
+    )
     return radius * max(1e-6, 256 * torch.finfo(mu0.dtype).eps)
 
 

@@ -78,8 +78,8 @@ def local_constant(
     """
     J = Jacobian(checks.instance(field, VelocityField, "field"), detached(mu), t)
     tol = max(checks.positive(tol, "tol"), 100 * torch.finfo(mu.dtype).eps)
-    if checks.count(basis, "basis") < 4:
-        checks.fail("basis", basis, "at least four directions are needed", "leave it at 12")
+    rule = "at least four directions are needed"
+    checks.require(checks.count(basis, "basis") >= 4, "basis", basis, rule, "leave it at 12")
     strict, max_iter = checks.raises(on_failure), checks.count(max_iter, "max_iter")
     V = _start(J, rng, start)
     found, steps = largest(J, V, J.push(V), 1, tol=tol, max_iter=max_iter, room=basis)

@@ -1,4 +1,4 @@
-"""Clouds of tokens at a given distance from a given one."""
+"""Perturbations of a cloud of tokens: other clouds at a given distance from it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from otflow.transport.comparable import exponent, merge, power_mean
 from otflow.transport.exact.conditional import conditional_wasserstein
 from otflow.transport.exact.wasserstein import wasserstein
 
-NEAR = 1e-9  # relative error of a distance that counts as reached, on top of the rounding of positions
-DOUBLINGS, CUTS = 30, 100  # of the step, until the distance is passed, and then is met
+# Relative error of a distance that counts as reached, on top of the rounding of positions; chosen.
+NEAR = 1e-9
+# Of the step until the distance is passed, and secants and bisections until it is met; chosen: bisections
+# alone would need fifty.
+DOUBLINGS, CUTS = 30, 100
 
 
 def perturbations(
@@ -77,11 +80,11 @@ def scaled(mu0: Particles, u: Tangent, size: Any, p: float = 2.0) -> Particles:
     """
     mu0, p = plain(mu0), exponent(p)
     u = mu0.tangent(as_tangent(u, "u", mu0.shapes()))
-    if not bool((length(mu0, u, p) > 0).all()):
-        checks.fail("u", "a tangent of length 0", "it moves no mass", "choose another direction")
+    good = (length(mu0, u, p) > 0).all()
+    checks.require(good, "u", "a tangent of length 0", "it moves no mass", "choose another direction")
     nu, reached = reach(mu0, u, sizes(size, mu0), p)
-    if not bool(reached.all()):
-        checks.fail("size", f"{size!r:.60}", "moving along u does not get that far", "choose a smaller size")
+    rule = "moving along u does not get that far"
+    checks.require(reached.all(), "size", f"{size!r:.60}", rule, "choose a smaller size")
     return nu
 
 
@@ -94,21 +97,15 @@ def plain(mu0: Particles) -> Particles:
 def sizes(size: Any, mu0: Particles) -> Tensor:
     """One positive distance per member, (*batch,)."""
     far = per_member(size, "size", mu0)
-    if not bool((far > 64 * rounding(mu0)).all()):
-        checks.fail(
-            "size", f"{size!r:.60}", "a distance > 0 is needed, above the rounding of positions", "enlarge it"
-        )
+    rule = "a distance > 0 is needed, above the rounding of positions"
+    checks.require((far > 64 * rounding(mu0)).all(), "size", f"{size!r:.60}", rule, "enlarge it")
     return far
 
 
 def per_member(value: Any, name: str, mu: Particles) -> Tensor:
     """A number, or one for each member of the batch of mu, (*batch,)."""
     a = checks.tensor(value, name).detach().to(mu.x)
-    try:
-        return a.expand(mu.batch)
-    except RuntimeError:
-        rule = f"one per member is needed, {tuple(mu.batch)}"
-        checks.fail(f"{name}.shape", tuple(a.shape), rule, "reshape it")
+    return checks.expanded(a, mu.batch, name, f"one per member is needed, {tuple(mu.batch)}", "reshape it")
 
 
 def farthest(mu: Particles, size: Tensor, p: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""The derivative of a flow map, its transpose, and its singular values."""
+"""The propagator, the derivative of a flow map, with its transpose and its singular values."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from otflow.measures import Gaussian, Measure, Particles
 from otflow.stability.krylov import largest
 from otflow.steppers import Stepper
 
-LARGEST = 2**27  # entries of a matrix
-SMALL = 64  # coordinates up to which singular values are those of the whole matrix
+LARGEST = 2**27  # entries of a matrix, at most; chosen: 1 GB in float64
+# Coordinates up to which singular values are those of the whole matrix; chosen: as many backward passes.
+SMALL = 64
 
 
 class Propagator:
@@ -62,13 +63,9 @@ class Propagator:
         dt: float,
         t0: float = 0.0,
     ) -> None:
-        if checks.instance(stepper, Stepper, "stepper").adaptive:
-            checks.fail(
-                "stepper",
-                repr(stepper),
-                "steps that depend on the state do not make one smooth map",
-                "use RK4() with dt=...",
-            )
+        good = not checks.instance(stepper, Stepper, "stepper").adaptive
+        rule = "steps that depend on the state do not make one smooth map"
+        checks.require(good, "stepper", stepper, rule, "use RK4() with dt=...")
         if torch.is_inference_mode_enabled():
             raise DerivativeError("torch.inference_mode() records no derivatives; leave it.")
         self._flow = partial(flow, field=field, stepper=stepper, t1=t1, dt=dt, t0=t0, save_at=[t1])
@@ -132,10 +129,9 @@ class Propagator:
         (w_i / w_j)^(1/2) DPhi_ij are. On spheres its columns are those of the projection to tangents first.
         """
         N = _size(self.mu0)
-        if N * N * self.mu0.batch.numel() > LARGEST:
-            checks.fail(
-                "N", N, f"the matrix may have {LARGEST} entries", "use push and pull, or singular_values"
-            )
+        good = N * N * self.mu0.batch.numel() <= LARGEST
+        rule = f"the matrix may have {LARGEST} entries"
+        checks.require(good, "N", N, rule, "use push and pull, or singular_values")
         eye = torch.eye(N, dtype=self.mu0.dtype, device=self.mu0.device)
         rows = eye.reshape(N, *(1 for _ in self.mu0.batch), N).expand(N, *self.mu0.batch, N)
         return _flat(self.push(_pieces(rows, self.mu0)), self.mu0).movedim(0, -1)
@@ -187,8 +183,9 @@ def _roots(mu: Measure) -> Tangent:
 
 @_roots.register(Particles)
 def _(mu: Particles) -> Tangent:
-    if bool((mu.w <= 0).any()):
-        checks.fail("min(w)", 0.0, "a token without mass has no length in L2(mu)", "drop it")
+    checks.require(
+        not (mu.w <= 0).any(), "min(w)", 0.0, "a token without mass has no length in L2(mu)", "drop it"
+    )
     return Tangent([mu.w.sqrt()[..., None].expand(mu.x.shape)])
 
 
@@ -310,8 +307,7 @@ def singular_values(
 def spectrum(prop: Propagator, k: int, tol: float, max_iter: int, rng: int | np.random.Generator) -> Spectrum:
     """`singular_values` of a propagator, converged or not."""
     N, mu, J = _size(prop.mu0), prop.mu0, Columns(prop)
-    if k > N:
-        checks.fail("k", k, f"there are {N} coordinates", f"choose k <= {N}")
+    checks.require(k <= N, "k", k, f"there are {N} coordinates", f"choose k <= {N}")
     if prop.small:
         V, W = torch.eye(N, dtype=mu.dtype, device=mu.device).expand(*mu.batch, N, N), prop.whole
     else:

@@ -1,4 +1,4 @@
-"""How smooth a layer of softmax attention is: bounds on its Lipschitz constant, and clouds that are worst.
+"""Smoothness of a layer of softmax attention: bounds on its Lipschitz constant, and clouds that are worst.
 
 Displace token i by e_i. Softmax attention with scores Ax_i.x_j and weights P_ij has the derivative
 
@@ -55,12 +55,8 @@ class HeadNorms(NamedTuple):
 @singledispatch
 def _parts(field: VelocityField, t: Tensor) -> Iterator[HeadNorms]:
     """The heads of softmax attention that a field is the sum of."""
-    checks.fail(
-        "field",
-        repr(field),
-        "these bounds are for softmax attention, its heads and sums",
-        "use local_constant, which knows every field, or constants(field, R)",
-    )
+    remedy = "use local_constant, which knows every field, or constants(field, R)"
+    checks.fail("field", repr(field), "these bounds are for softmax attention, its heads and sums", remedy)
 
 
 @_parts.register
@@ -249,8 +245,7 @@ def adversarial_tokens(scores: Any, R: float, n: int, t: float = 0.0) -> Particl
     tensor([-2., 2., 2.], dtype=torch.float64)
     """
     R, n = checks.positive(R, "R"), checks.count(n, "n")
-    if n < 2:
-        checks.fail("n", n, "one token has nothing to look at", "pass n >= 2")
+    checks.require(n >= 2, "n", n, "one token has nothing to look at", "pass n >= 2")
     A, causal = _scores(scores, t)
     values, vectors = torch.linalg.eigh((A + A.mT) / 2)
     low, high = values[..., 0], values[..., -1]
@@ -267,10 +262,11 @@ def _scores(scores: Any, t: float) -> tuple[Tensor, bool]:
     """A, and whether there is a mask."""
     if isinstance(scores, VelocityField):
         found = _heads(scores, t)
-        if len(found) > 1:
-            checks.fail("scores", repr(scores), "several heads look in several ways", "pass A of one head")
+        checks.require(
+            len(found) <= 1, "scores", scores, "several heads look in several ways", "pass A of one head"
+        )
         return found[0].A.detach(), found[0].causal
     A = checks.tensor(scores, "scores")
-    if A.ndim < 2 or A.shape[-1] != A.shape[-2]:
-        checks.fail("scores.shape", tuple(A.shape), "A is (*batch, d, d)", "pass K^T Q")
+    rule = "A is (*batch, d, d)"
+    checks.require(A.ndim >= 2 and A.shape[-1] == A.shape[-2], "scores.shape", A.shape, rule, "pass K^T Q")
     return A, False

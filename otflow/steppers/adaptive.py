@@ -1,4 +1,4 @@
-"""What steppers share that choose their own step, each member of a batch at its own pace."""
+"""The base of adaptive steppers, which choose the step of each member of a batch by its own error."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from otflow.measures import Measure, where
 from otflow.steppers.base import Memory, Step, Stepper
 from otflow.steppers.explicit import Stages
 
+# Of the step size: its safety factor, and the most it may shrink or grow at once; customary (Hairer,
+# Norsett, Wanner II.4).
 SAFETY, SHRINK, GROW = 0.9, 0.2, 5.0
 ALPHA, BETA = 0.7, 0.4  # exponents of the PI controller, times the order (Hairer, Norsett, Wanner II.4)
 
@@ -91,13 +93,8 @@ class Adaptive(Stepper):
 
 
 def _squares(u: Tensor, x: Tensor, y: Tensor, rtol: float, atol: float, mu: Measure) -> tuple[Tensor, int]:
-    if u.shape != x.shape:
-        checks.fail(
-            "mu",
-            repr(mu),
-            "error control needs a velocity for each coordinate, which a grid has not",
-            "use Euler() with a small dt",
-        )
+    rule = "error control needs a velocity for each coordinate, which a grid has not"
+    checks.require(u.shape == x.shape, "mu", mu, rule, "use Euler() with a small dt")
     scale = torch.maximum(x.detach().abs(), y.detach().abs()).mul_(rtol).add_(atol)
     own = tuple(range(len(mu.batch), u.ndim))
     return (u.detach() / scale).double().square_().sum(own), u.shape[len(mu.batch) :].numel()

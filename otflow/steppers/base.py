@@ -1,4 +1,4 @@
-"""What a stepper takes and gives."""
+"""The base of all steppers: what a step takes and gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A linearly implicit method, for stiff flows of few numbers."""
+"""A Rosenbrock method, which is linearly implicit, for stiff flows of few coordinates."""
 
 from __future__ import annotations
 

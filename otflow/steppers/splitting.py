@@ -1,4 +1,4 @@
-"""Steps made of steps: forward-backward splitting, and extrapolation to second order."""
+"""Splitting and extrapolation: steppers that are made of steps of others."""
 
 from __future__ import annotations
 
@@ -56,13 +56,9 @@ class ForwardBackward(Stepper):
         pairs = [pair for term, c in field.pairs() for pair in self._parts(term, c)]
         explicit = [(term, c) for term, c, ahead in pairs if ahead]
         implicit = [(term, c) for term, c, ahead in pairs if not ahead]
-        if not explicit or not implicit:
-            checks.fail(
-                "field",
-                repr(field),
-                "one part of it has to go forward and one backward",
-                "name the energies that go forward as they stand in the sum, ForwardBackward(V) for V + H",
-            )
+        rule = "one part of it has to go forward and one backward"
+        remedy = "name the energies that go forward as they stand in the sum, ForwardBackward(V) for V + H"
+        checks.require(explicit and implicit, "field", field, rule, remedy)
         return SumField(explicit), SumField(implicit)
 
     def _parts(self, term: VelocityField, c: float) -> list[tuple[VelocityField, float, bool]]:
@@ -91,12 +87,12 @@ class Extrapolated(Stepper):
 
     def __init__(self, base: Stepper) -> None:
         self.base: Stepper = checks.instance(base, Stepper, "base")
-        if base.adaptive:
-            checks.fail("base", repr(base), "a fixed step is needed", "use JKO() or Euler()")
+        checks.require(not base.adaptive, "base", base, "a fixed step is needed", "use JKO() or Euler()")
 
     def step(self, field: VelocityField, t: Tensor, dt: Tensor, mu: Measure, memory: Memory) -> Step:
-        if isinstance(mu, Grid):
-            checks.fail("mu", repr(mu), "extrapolated densities may be negative", "use JKO() itself")
+        checks.require(
+            not isinstance(mu, Grid), "mu", mu, "extrapolated densities may be negative", "use JKO() itself"
+        )
         old = memory.carry.parts if memory.carry else (None, None)
         whole = self.base.step(field, t, dt, mu, Memory(old[0]))
         half = self.base.step(field, t, dt / 2, mu, Memory(old[1]))

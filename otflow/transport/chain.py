@@ -72,13 +72,8 @@ def _(mu: Quantiles, nu: Measure, *, start: Any = None) -> Any:
 @geodesic.register(Particles)
 def _(mu: Particles, nu: Measure, *, start: Any = None) -> Any:
     labelled = [one.label is not None for one in (mu, nu) if isinstance(one, Particles)]
-    if len(set(labelled)) > 1:
-        checks.fail(
-            "nu",
-            repr(nu),
-            "only one of the measures has labels",
-            "label both, or ignore labels with wasserstein",
-        )
+    rule = "only one of the measures has labels"
+    checks.require(len(set(labelled)) <= 1, "nu", nu, rule, "label both, or ignore labels with wasserstein")
     together = len(labelled) == 2 and all(labelled)
     return conditional_wasserstein(mu, nu) if together else w2(mu, nu, start=start)
 
@@ -91,7 +86,7 @@ def _takes_start(of: Distance) -> bool:
 
 
 def _number(value: Any, *, failed: bool) -> Tensor:
-    """A distance, plain numbers in double precision; NaN for whoever catches a failure that left none."""
+    """A distance as plain float64 numbers; NaN where a failure left none, for whoever catches the error."""
     if isinstance(value, Tensor):
         return value
     array = np.asarray(value)

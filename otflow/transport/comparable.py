@@ -1,4 +1,4 @@
-"""What two measures share before a distance between them makes sense, and the means that distances are."""
+"""Comparable measures: the checks before a distance between two, and the power means that distances are."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.derivatives import learns
 from otflow.base.errors import DerivativeError
 from otflow.base.spaces import Euclidean, Space
 from otflow.measures import Gaussian, Grid, Measure, Particles
@@ -30,7 +31,7 @@ class Pair(NamedTuple):
 
     @property
     def requires_grad(self) -> bool:
-        return torch.is_grad_enabled() and any(a.requires_grad for a in self[:4])
+        return learns(*self[:4])
 
     @property
     def forward(self) -> bool:
@@ -47,12 +48,8 @@ def pair(mu: Measure, nu: Measure) -> Pair:
     """Atoms and weights of two measures that live in the same space and whose batches broadcast."""
     (x, w, space), (y, v, other) = atoms(mu, "mu"), atoms(nu, "nu")
     if space != other or x.shape[-1] != y.shape[-1]:
-        checks.fail(
-            "nu",
-            f"{nu!r} in dimension {y.shape[-1]}",
-            f"mu lives on {space} in dimension {x.shape[-1]}",
-            "compare measures on one space",
-        )
+        rule = f"mu lives on {space} in dimension {x.shape[-1]}"
+        checks.fail("nu", f"{nu!r} in dimension {y.shape[-1]}", rule, "compare measures on one space")
     checks.alike(checks.finite(y, "nu.x"), "nu", checks.finite(x, "mu.x"), "mu")
     batch = common_batch(mu, nu)
     x, w, y, v = (merge(a.double(), batch, keep) for a, keep in ((x, 2), (w, 1), (y, 2), (v, 1)))
@@ -68,12 +65,8 @@ def merge(a: Tensor, batch: torch.Size, keep: int) -> Tensor:
 
 def common_batch(mu: Measure, nu: Measure) -> torch.Size:
     """The shape to which both batches broadcast."""
-    try:
-        return torch.Size(torch.broadcast_shapes(mu.batch, nu.batch))
-    except RuntimeError:
-        checks.fail(
-            "nu.batch", tuple(nu.batch), f"it does not broadcast with {tuple(mu.batch)} of mu", "reshape one"
-        )
+    rule = f"it does not broadcast with {tuple(mu.batch)} of mu"
+    return checks.common(mu.batch, nu.batch, "nu.batch", nu.batch, rule, "reshape one")
 
 
 @singledispatch
@@ -142,10 +135,9 @@ def root(total: Tensor, p: float) -> Tensor:
 
 def kinked(v: Tensor, kink: Callable[..., bool], *where: Tensor) -> Tensor:
     """``v`` itself; its second derivatives raise `DerivativeError` if there is a kink(*where, v)."""
-    if not (torch.is_grad_enabled() and v.requires_grad):
+    if not learns(v):
         return v
-    out: Tensor = _Kinked.apply(v, kink, *where)  # type: ignore[no-untyped-call]
-    return out
+    return _Kinked.apply(v, kink, *where)  # type: ignore[no-untyped-call]
 
 
 class _Kinked(torch.autograd.Function):
@@ -190,9 +182,8 @@ def streamed(f: Callable[..., Tensor], tiles: Iterable[slice], *args: Tensor) ->
     tensors with derivatives other than ``args``.
     """
     tiles = list(tiles)
-    if len(tiles) > 1 and torch.is_grad_enabled() and any(a.requires_grad for a in args):
-        out: Tensor = _Streamed.apply(f, tiles, *args)  # type: ignore[no-untyped-call]
-        return out
+    if len(tiles) > 1 and learns(*args):
+        return _Streamed.apply(f, tiles, *args)  # type: ignore[no-untyped-call]
     return f(tiles[0], *args) if len(tiles) == 1 else side_by_side(lambda rows: f(rows, *args), tiles)
 
 

@@ -18,7 +18,7 @@ from otflow.base.spaces import norm
 from otflow.measures import Measure
 from otflow.transport.comparable import Pair, kinked, pair, root, streamed
 
-ROUNDINGS = 64  # a sum is known up to so many units of rounding of the sum of its absolute values
+ROUNDINGS = 64  # a sum is known up to so many roundings of the sum of its absolute values; chosen
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
 
@@ -120,12 +120,8 @@ def mmd(mu: Measure, nu: Measure, kernel: Kernel) -> Tensor:
 
 def admit_kernel(both: Pair, kernel: Kernel) -> None:
     if isinstance(kernel, RadialKernel) and not both.space.linear:
-        checks.fail(
-            "kernel",
-            kernel,
-            f"it does not wrap around like {both.space}",
-            "pass a periodic function of x and y",
-        )
+        rule = f"it does not wrap around like {both.space}"
+        checks.fail("kernel", kernel, rule, "pass a periodic function of x and y")
 
 
 def _integral(both: Pair, kernel: Kernel, *, of_nu: bool) -> Tensor:
@@ -164,12 +160,8 @@ def kernel_values(kernel: Kernel, x: Tensor, y: Tensor) -> Tensor:
     values = kernel(x[:, :, None, :], y[:, None, :, :])
     expected = (len(x), x.shape[1], y.shape[1])
     if tuple(values.shape) != expected:
-        checks.fail(
-            "kernel(x, y).shape",
-            tuple(values.shape),
-            f"a kernel gives one number per pair, {expected}",
-            "sum over the last axis in the kernel",
-        )
+        rule = f"a kernel gives one number per pair, {expected}"
+        checks.fail("kernel(x, y).shape", tuple(values.shape), rule, "sum over the last axis in the kernel")
     return values
 
 
@@ -178,12 +170,9 @@ def _trust(square: Tensor, size: Tensor) -> None:
     if not bool(torch.isfinite(square).all()):
         raise NotFiniteError("the kernel is not finite between atoms of the two measures", square)
     if bool((square < -ROUNDINGS * torch.finfo(square.dtype).eps * size).any()):
-        checks.fail(
-            "MMD^2",
-            square.min().item(),
-            "a positive definite kernel gives no negative squares",
-            "check the kernel; for distances pass their negative, as EnergyKernel does",
-        )
+        rule = "a positive definite kernel gives no negative squares"
+        remedy = "check the kernel; for distances pass their negative, as EnergyKernel does"
+        checks.fail("MMD^2", square.min().item(), rule, remedy)
 
 
 def _touch(x: Tensor, w: Tensor, y: Tensor, v: Tensor, _: Tensor) -> bool:

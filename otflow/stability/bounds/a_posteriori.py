@@ -1,4 +1,4 @@
-"""Bounds on the distance of two flows from one of them, computed."""
+"""A-posteriori bounds on the distance of two flows, computed along one of them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from otflow.stability.bounds.rates import Rates, rates
 from otflow.stability.perturbations import farthest, per_member
 from otflow.transport.comparable import exponent
 
-HUGE = 1e30  # a radius as good as infinite, in single precision as well
-TINY = 1e-30  # stands for a radius of zero, of which there is no logarithm
-SLACK = 1.05  # steps of a stepper may be longer than the flow moves, by its error
-ROOM = 2.0  # a tube may grow by this factor between two save times, else only a-priori constants remain
+HUGE = 1e30  # a radius as good as infinite; chosen: its square is finite in float64 and itself in float32
+TINY = 1e-30  # stands for a radius of zero, which has no logarithm; chosen: representable in float32
+SLACK = 1.05  # the error of a stepper may make a step longer than the field allows, by this factor; chosen
+# A tube may grow by this factor between two save times, else only a-priori constants remain; chosen.
+ROOM = 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,18 +112,18 @@ def a_posteriori(
 
 def _admit(traj: Trajectory) -> Particles:
     checks.instance(traj, Trajectory, "traj")
-    if len(traj) < 2:
-        checks.fail("len(traj)", len(traj), "a bound along a run needs two save times", "save more often")
+    checks.require(
+        len(traj) >= 2, "len(traj)", len(traj), "a bound along a run needs two save times", "save more often"
+    )
     mu: Particles = checks.instance(traj.measures[0], Particles, "traj.measures[0]")
-    if mu.space != Euclidean():
-        checks.fail("space", mu.space, "the constants are those of R^d", "use Euclidean()", UnknownBoundError)
+    rule = "the constants are those of R^d"
+    checks.require(mu.space == Euclidean(), "space", mu.space, rule, "use Euclidean()", UnknownBoundError)
     return mu.at([c.detach() for c in mu.coords])
 
 
 def _given(value: float | Tensor, name: str, mu: Particles) -> Tensor:
     a = per_member(value, name, mu)
-    if bool((a < 0).any()):
-        checks.fail(name, value, "a distance is not negative", "pass a number >= 0")
+    checks.require(not (a < 0).any(), name, value, "a distance is not negative", "pass a number >= 0")
     return a
 
 

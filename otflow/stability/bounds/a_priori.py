@@ -1,4 +1,4 @@
-"""The stability estimate that is known before a flow is run: the constant C in W_p(t) <= C W_p(0)."""
+"""The a-priori stability estimate W_p(t) <= C W_p(0), whose constant C is known before a flow is run."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ from otflow.stability.bounds.time_and_radius import Kept, Moment, Radius
 from otflow.transport.comparable import exponent
 
 Array = NDArray[np.float64]
-TOL = 1e-13  # of the solver for the radius
-PANELS, RULES = 32, (5, 8)  # at least so many panels, and the Gauss rules that are compared on each
-LIMIT = 200_000  # evaluations of the field between two switches
-STEEP = 1e12  # a growth e-fold within 1 / STEEP of the time span counts as blow-up
+TOL = 1e-13  # tolerance of the solver for the radius; chosen: some hundred roundings
+# At least so many panels, and the orders of the two Gauss rules that are compared on each; chosen.
+PANELS, RULES = 32, (5, 8)
+LIMIT = 200_000  # evaluations of the field between two switches, at most; chosen
+# Growth by a factor e within 1 / STEEP of the time span counts as blow-up; chosen: time has no more digits.
+STEEP = 1e12
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +130,7 @@ def a_priori(
 
 def _interval(t0: float, t1: float) -> tuple[float, float]:
     t0, t1 = checks.number(t0, "t0"), checks.number(t1, "t1")
-    if t1 <= t0:
-        checks.fail("t1", t1, f"it must lie after t0 = {t0}", "choose a later t1")
+    checks.require(t1 > t0, "t1", t1, f"it must lie after t0 = {t0}", "choose a later t1")
     return t0, t1
 
 
@@ -244,8 +245,8 @@ class _Piece:
 
 def _plain(x: Tensor, like: Array) -> Array:
     out: Array = x.cpu().numpy().reshape(like.shape)
-    if np.isnan(out).any():
-        checks.fail("constants", "NaN", "they are logarithms of numbers >= 0", "repair what was registered")
+    rule = "they are logarithms of numbers >= 0"
+    checks.require(not np.isnan(out).any(), "constants", "NaN", rule, "repair what was registered")
     return out
 
 
@@ -273,8 +274,7 @@ class _Run:
 
     def beyond(self, times: Array, values: Array) -> Array:
         """The values, infinite from the blow-up on."""
-        out: Array = np.where(times[:, None] >= self.blow_up, math.inf, values)
-        return out
+        return np.where(times[:, None] >= self.blow_up, math.inf, values)
 
     def follow(self, piece: _Piece) -> _Path:
         """log R on a piece; who blows up is recorded and held, and the others go on."""
@@ -352,8 +352,7 @@ def _rough(values: Array, total: Array) -> Array:
     # An error of 1e-13 in log R is one of about 1e-13 |ell| in ell: asking for more would halve for ever.
     tol = np.minimum(1e-3, 1e-11 + 1e-12 * np.abs(total))
     gap = np.abs(np.exp(values[0] - total) - np.exp(values[1] - total))
-    rough: Array = (gap > tol).any(-1)
-    return rough
+    return (gap > tol).any(-1)
 
 
 def _gauss(ell: Callable[[Array], Array], a: Array, b: Array) -> Array:

@@ -1,4 +1,4 @@
-"""How large a field is on a ball, and how fast it changes: constants known before anything is run.
+"""Constants of a field on a ball, known before anything is run: its size and its Lipschitz constants.
 
 On the ball B_R, for laws mu, nu and points x, y in it,
 
@@ -124,8 +124,9 @@ def hardy_factor(p: float) -> float:
 
 
 def _common(p: float | None, q: float | None) -> float | None:
-    if p is not None and q is not None and p != q:
-        checks.fail("order", (p, q), "they hold for no common p", "keep the fields apart", UnknownBoundError)
+    good = p is None or q is None or p == q
+    rule = "they hold for no common p"
+    checks.require(good, "order", (p, q), rule, "keep the fields apart", UnknownBoundError)
     return q if p is None else p
 
 
@@ -253,9 +254,9 @@ def _(field: SumField, R: Any, t: Any = 0.0) -> Constants:
 
 # --- the feed-forward block ------------------------------------------------------------------------------
 
-GELU = (1 + math.erf(1)) / 2 + math.exp(-1) / math.sqrt(math.pi)  # its slope at sqrt(2)
-TANH = 1.1289930686588  # the slope of its approximation by tanh at 1.4185, rounded up
-SILU = 1.09983932012887  # its slope at 2.39935728, where x tanh(x / 2) = 2, rounded up
+GELU = (1 + math.erf(1)) / 2 + math.exp(-1) / math.sqrt(math.pi)  # its slope at sqrt(2), where it is largest
+TANH = 1.1289930686588  # the slope of GELU by tanh at 1.4185, where it is largest, rounded up
+SILU = 1.09983932012887  # its slope at 2.39935728, where x tanh(x / 2) = 2 and it is largest, rounded up
 ONE = (torch.relu, torch.tanh, torch.sin, torch.cos, functional.relu, functional.leaky_relu, functional.elu)
 LIPSCHITZ: dict[Any, float] = {
     **dict.fromkeys((*ONE, functional.softplus, nn.ReLU, nn.Tanh, nn.Softplus), 1.0),

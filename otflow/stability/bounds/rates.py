@@ -1,4 +1,4 @@
-"""How fast an attention field pulls clouds apart near a cloud: bounds on its Jacobian in a tube.
+"""Rates at which an attention field pulls clouds apart: bounds on its Jacobian in a tube around a cloud.
 
 Displace token i by e_i. On a cloud, attention with scores s_ij has the derivative
 
@@ -88,8 +88,7 @@ def _(
 ) -> Rates:
     """A linear one is known exactly, of others only the norms are used."""
     if field.activation is not None:
-        unknown: Rates = rates.dispatch(VelocityField)(field, mu, t, rho, p, left)
-        return unknown
+        return rates.dispatch(VelocityField)(field, mu, t, rho, p, left)
     W, U = (fits(w, name, 2, mu, t) for name, w in (("W", field.W), ("U", field.U)))
     rate = _largest(W @ U if left is None else left @ W @ U).expand(rho.shape)
     return Rates(rate, rate)
@@ -133,8 +132,7 @@ def _product(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 def norm(a: Tensor) -> Tensor:
     """The spectral norm, (*batch,)."""
-    s: Tensor = torch.linalg.matrix_norm(a, 2)
-    return s
+    return torch.linalg.matrix_norm(a, 2)
 
 
 # --- attention with explicit weights -------------------------------------------------------------------

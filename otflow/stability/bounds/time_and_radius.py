@@ -1,4 +1,4 @@
-"""Where and when constants are asked for: radii by their logarithms, times that know what they keep."""
+"""Time and radius at which constants are asked for; a time keeps norms of weights, a radius its logarithm."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from otflow.fields.weights import Layers, Weight
 
 @dataclass(frozen=True, eq=False)
 class Radius:
-    """A radius by its logarithm, (*batch,): flows outgrow floating point."""
+    """A radius by its logarithm, (*batch,), because radii of flows leave the range of floating point."""
 
     log: Tensor
 
 
 @dataclass(eq=False)
 class Kept:
-    """Norms of weights that do not change while they are kept, and whether others were asked for."""
+    """A cache of norms of weights that do not vary, and whether anything else was asked for."""
 
     norms: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     varied: bool = False
 
 
 class Moment:
-    """A time, and norms of weights at it; those that are the same at all times ``kept`` is for are kept."""
+    """A time, and norms of weights at it; moments share those that do not vary through ``kept``."""
 
     def __init__(self, t: Tensor, kept: Kept | None = None) -> None:
         self._t, self.kept = t, Kept() if kept is None else kept
 
     @property
     def t(self) -> Tensor:
-        """The time; who asks for it is taken to vary with it."""
+        """The time; whoever asks for it is taken to vary with it, so that nothing is reused."""
         self.kept.varied = True
         return self._t
 
@@ -68,7 +68,7 @@ def _log_norm(name: str, make: Callable[..., Tensor], values: list[Tensor]) -> T
 
 @singledispatch
 def _steady(w: Weight) -> bool:
-    """Whether it is the same at all times between two switches."""
+    """Whether a weight is the same at all times between two switches."""
     return not w.varies
 
 
@@ -106,6 +106,5 @@ def moment(t: float | Tensor | Moment) -> Moment:
     if isinstance(t, Moment):
         return t
     t = checks.tensor(t, "t")
-    if t.ndim:
-        checks.fail("t.shape", tuple(t.shape), "one time is needed", "call constants for each of them")
+    checks.require(not t.ndim, "t.shape", t.shape, "one time is needed", "call constants for each of them")
     return Moment(t.double())

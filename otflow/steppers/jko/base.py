@@ -1,4 +1,4 @@
-"""What every solver of a minimising movement takes and gives."""
+"""The base of all solvers of a minimising movement: what one takes and gives."""
 
 from __future__ import annotations
 

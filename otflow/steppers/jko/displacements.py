@@ -1,4 +1,4 @@
-"""The step by displacements, on particles and Gaussians: the energy sees only where the measure ends."""
+"""JKO steps by displacements of particles and Gaussians: the energy is taken where the measure ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from otflow.metrics import Metric
 from otflow.steppers.jko.base import Move, MovementProblem, minimise
 from otflow.steppers.jko.truncated_newton import Minimum, newton
 
-ITERATIONS = 100
+ITERATIONS = 100  # Newton steps unless the user says; chosen
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Displaced:
 
     @cached_property
     def reach(self) -> Tensor:
-        """Noise is a share of how far the measure is from the origin, curvature changes on its own scale."""
+        """The geometric mean of the noise of positions and of the distance on which curvature changes."""
         x, w = self.mu.nodes()
         y = x - (w[..., None] * x).sum(-2, keepdim=True)
         spread = (w * y.square().sum(-1)).sum(-1).clamp(min=0).sqrt()
@@ -78,7 +78,7 @@ class Displaced:
         return torch.maximum(torch.sqrt(noise * torch.maximum(self.far, scale) * scale), least)
 
     def rounding(self, curvature: Tensor) -> Tensor:
-        """Positions are rounded, displacements are not: what counts is the curvature of the energy alone."""
+        """The noise of a gradient: positions are rounded, and the curvature of the energy passes that on."""
         own = (curvature - 1 / self.problem.tau).abs()
         return 32 * torch.finfo(self.far.dtype).eps * self.far * own
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.matrices import fitting
 from otflow.base.status import code
 from otflow.base.tangent import Tangent
 from otflow.energies import Energy
 from otflow.energies.internal import Entropy
-from otflow.energies.matrices import fitting
 from otflow.energies.quadratic import QuadraticInteraction, QuadraticPotential
 from otflow.measures import Gaussian
 from otflow.metrics import Wasserstein
@@ -64,10 +64,8 @@ def quadratic(energy: Energy, mu: Gaussian) -> QuadraticEnergy:
             K = K + c * fitting(term.K, "K", mu.d, mu.mean)
         else:
             heat += c
-    if heat < 0:
-        checks.fail(
-            "factor of Entropy()", heat, "its JKO step has no minimiser below 0", "use a positive factor"
-        )
+    rule = "its JKO step has no minimiser below 0"
+    checks.require(heat >= 0, "factor of Entropy()", heat, rule, "use a positive factor")
     return QuadraticEnergy(A, K, l, heat)
 
 

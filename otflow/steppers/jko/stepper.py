@@ -1,4 +1,4 @@
-"""The minimising movement as a stepper, and as a function."""
+"""The JKO stepper, and the minimising movement as a function."""
 
 from __future__ import annotations
 
@@ -170,18 +170,14 @@ def _(mu: Grid) -> Mapping[str, Tensor]:
 def as_descent(field: VelocityField) -> SteepestDescent:
     """A sum of steepest descents in one metric as the descent of one energy."""
     parts = [(term, c) for term, c in field.pairs() if isinstance(term, SteepestDescent)]
-    if len(parts) < len(field.pairs()):
-        checks.fail(
-            "field",
-            repr(field),
-            "an energy is needed, and this field is not the steepest descent of one",
-            "use field.as_gradient_flow() if it has an energy, or step it with ForwardBackward()",
-        )
+    rule = "an energy is needed, and this field is not the steepest descent of one"
+    remedy = "use field.as_gradient_flow() if it has an energy, or step it with ForwardBackward()"
+    checks.require(len(parts) >= len(field.pairs()), "field", field, rule, remedy)
     first = parts[0][0]
     if len(parts) == 1 and parts[0][1] == 1.0:
         return first
-    if any(term.metric is not first.metric and not _plain(term, first) for term, _ in parts):
-        checks.fail("field", repr(field), "its descents have several metrics", "let them share one")
+    good = all(term.metric is first.metric or _plain(term, first) for term, _ in parts)
+    checks.require(good, "field", field, "its descents have several metrics", "let them share one")
     return SteepestDescent(
         first.energy.combination([(e, c * b) for term, c in parts for e, b in term.energy.pairs()]),
         first.metric,

@@ -15,9 +15,9 @@ from torch import Tensor
 from otflow.base.status import code
 from otflow.base.tangent import Tangent, align
 
-INNER = 100  # steps of conjugate gradients for one Newton direction
-HALVINGS = 40
-PROBES = 12  # steps of conjugate gradients that look for negative curvature at the end
+INNER = 100  # steps of conjugate gradients for one Newton direction, at most; chosen
+HALVINGS = 40  # of a step in a line search; chosen: 2^-40 = 1e-12 of it is no progress
+PROBES = 12  # steps of conjugate gradients that look for negative curvature at the end; chosen
 
 
 class Objective(Protocol):

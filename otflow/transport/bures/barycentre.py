@@ -22,7 +22,7 @@ from otflow.base.spaces import norm, power_of_two
 from otflow.measures import Gaussian
 from otflow.transport.bures.roots import thin
 
-SLOW = 0.3  # an iteration that leaves more than this part of the gradient calls for Newton
+SLOW = 0.3  # an iteration that leaves more than this part of the gradient calls for Newton; chosen
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,20 +99,14 @@ def _weights(weights: Any, mus: Gaussian) -> Tensor:
     checks.instance(mus, Gaussian, "mus")
     for part, numbers in zip(mus.names, mus.coords, strict=True):
         checks.finite(numbers, f"mus.{part}")
-    if not mus.batch:
-        checks.fail("mus.batch", (), "one Gaussian has no barycentre", "pass Gaussians of batch (*batch, k)")
+    checks.require(
+        mus.batch, "mus.batch", (), "one Gaussian has no barycentre", "pass Gaussians of batch (*batch, k)"
+    )
     if weights is None:
         return torch.full(mus.batch, 1 / mus.batch[-1], dtype=torch.float64, device=mus.device)
     w = checks.beside(checks.tensor(weights, "weights").double(), "weights", mus.mean, "mus")
-    try:
-        w = w.expand(mus.batch)
-    except RuntimeError:
-        checks.fail(
-            "weights.shape",
-            tuple(w.shape),
-            f"one per member is needed, {tuple(mus.batch)}",
-            "reshape weights",
-        )
+    rule = f"one per member is needed, {tuple(mus.batch)}"
+    w = checks.expanded(w, mus.batch, "weights", rule, "reshape weights")
     return checks.probability(w, "weights", "pass weights / weights.sum()")
 
 

@@ -26,12 +26,15 @@ from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.linalg import ratio, symmetric
+from otflow.base.matrices import not_semidefinite
 
 EPS = torch.finfo(torch.float64).eps
-CHUNK = 2**16  # numbers worked on at a time, so that they stay in the cache
-PIVOT = 1e-11  # below this part of its diagonal entry a pivot may be the rounding of zero
-CLOSE = 1e-13  # relative error of d^2 that calls for no more work
-NEAR = 0.1  # d^2 relative to the traces below which "trace minus twice root" has lost a digit
+CHUNK = 2**16  # numbers worked on at a time; chosen: 512 kB, which stay in the cache
+# Part of its diagonal entry below which a pivot may be the rounding of zero; chosen: 1e5 roundings.
+# Part of its diagonal entry below which a pivot may be the rounding of zero; chosen: 1e4 roundings.
+PIVOT = 1e-11
+CLOSE = 1e-13  # relative error of d^2 that calls for no more work; chosen: some hundred roundings
+NEAR = 0.1  # d^2 relative to the traces below which "trace minus twice root" loses more than a digit
 
 
 def distance(s1: Tensor, s2: Tensor, tol: float) -> Tensor:
@@ -53,18 +56,14 @@ def _unit(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _check(s: Tensor, name: str, tol: float) -> None:
-    """An error if one of these matrices, which are in doubt, has an eigenvalue below zero."""
+    """An error if one of these matrices, which a cheaper test left in doubt, is not semidefinite."""
     if not len(s):
         return
     values = torch.linalg.eigvalsh(s)
     low, high = values[:, 0], values.abs().amax(-1)
     if bool((low < -tol * high).any()):
-        checks.fail(
-            f"min eigenvalue of {name}",
-            f"{(low / high.clamp(min=torch.finfo(s.dtype).tiny)).min().item():.3g} times the largest",
-            f"a covariance is positive semidefinite, up to rounding of {tol:g} times the largest one",
-            "pass a positive semidefinite matrix",
-        )
+        least = (low / high.clamp(min=torch.finfo(s.dtype).tiny)).min().item()
+        checks.fail(f"min eigenvalue of {name}", f"{least:.3g} times the largest", *not_semidefinite(tol))
 
 
 def _line(s1: Tensor, s2: Tensor, tol: float) -> Tensor:
@@ -264,8 +263,7 @@ def _root(s: Tensor, at_least: float = 0.0) -> Tensor:
     """V diag(values)^(1/2), with zero for what is rounding (or a least value, relative to the largest)."""
     values, v = torch.linalg.eigh(s)
     floor = at_least * values[:, -1:].clamp(min=0)
-    root: Tensor = v * torch.where(values > _noise(values), values, floor).sqrt()[:, None, :]
-    return root
+    return v * torch.where(values > _noise(values), values, floor).sqrt()[:, None, :]
 
 
 # --- derivatives -------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.derivatives import keep
 from otflow.base.linalg import contraction, displacement, known, symmetric
 from otflow.base.spaces import power_of_two
 from otflow.measures import Gaussian
@@ -74,8 +75,8 @@ def _problem(mu: Gaussian, nu: Gaussian, eps: float) -> _Problem:
     shift = nu.mean.double() - mu.mean.double()
     unit = power_of_two(torch.cat([a, b, shift[..., None]], -1))
     relative = eps / unit[..., 0, 0] ** 2
-    if bool((~torch.isfinite(relative) | (relative == 0)).any()):
-        checks.fail("eps", eps, "in units of the covariances it leaves floating point", "choose another eps")
+    rule = "in units of the covariances it leaves floating point"
+    checks.require((torch.isfinite(relative) & (relative != 0)).all(), "eps", eps, rule, "choose another eps")
     return _Problem(a / unit, b / unit, shift / unit[..., 0], relative, unit[..., 0, 0])
 
 
@@ -164,8 +165,7 @@ class _Phi(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, eps: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b, eps)
-        ctx.save_for_forward(a, b, eps)
+        keep(ctx, a, b, eps)
         _, _, less = _spectrum(torch.linalg.svdvals(thin(a).mT @ thin(b)), eps)
         return eps / 2 * (less - torch.log1p(less / 2)).sum(-1)
 
@@ -199,8 +199,7 @@ def _thin_pulls(a: Tensor, b: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _phi(a: Tensor, b: Tensor, eps: Tensor) -> Tensor:
-    out: Tensor = _Phi.apply(a, b, eps)  # type: ignore[no-untyped-call]
-    return out
+    return _Phi.apply(a, b, eps)  # type: ignore[no-untyped-call]
 
 
 # --- the debiased divergence -------------------------------------------------------------------------

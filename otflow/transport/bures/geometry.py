@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks, status
+from otflow.base.derivatives import keep
 from otflow.base.errors import ConvergenceError, DerivativeError
-from otflow.base.linalg import known, procrustes, ratio, symmetric
+from otflow.base.linalg import known, procrustes, ratio
+from otflow.base.matrices import of_covariance
 from otflow.base.spaces import Euclidean, norm, power_of_two
 from otflow.base.tangent import Tangent, align
 from otflow.measures import Gaussian, Particles
@@ -56,10 +58,8 @@ def bures(S1: Any, S2: Any) -> Tensor:
     """
     s1, s2 = _covariance(S1, "S1"), _covariance(S2, "S2")
     checks.alike(s2, "S2", s1, "S1")
-    if s1.shape[-1] != s2.shape[-1]:
-        checks.fail(
-            "S2.shape", tuple(s2.shape), f"S1 has shape {tuple(s1.shape)}", "compare equal dimensions"
-        )
+    rule = f"S1 has shape {tuple(s1.shape)}"
+    checks.require(s1.shape[-1] == s2.shape[-1], "S2.shape", s2.shape, rule, "compare equal dimensions")
     batch = _broadcast(s1.shape[:-2], s2.shape[:-2], "S2")
     a, b = (s.double().expand(*batch, *s.shape[-2:]).reshape(-1, *s.shape[-2:]) for s in (s1, s2))
     w: Tensor = _Bures.apply(a, b, 1e-10 if s1.dtype == torch.float64 else 1e-5)  # type: ignore[no-untyped-call]
@@ -72,27 +72,12 @@ def _covariance(S: Any, name: str) -> Tensor:
         checks.fail(
             f"{name}.shape", tuple(s.shape), "a covariance has shape (*batch, d, d)", "pass a square matrix"
         )
-    if torch.equal(s, s.mT):
-        return s
-    size = s.detach().abs().amax((-1, -2), keepdim=True)
-    skew = ((s - s.mT).detach().abs() / torch.where(size > 0, size, torch.ones_like(size))).max()
-    if skew > 1e-6:
-        checks.fail(
-            name,
-            f"a matrix with relative asymmetry {skew.item():.2g}",
-            "a covariance is symmetric",
-            f"pass ({name} + {name}.T) / 2 if that is what you mean",
-        )
-    return symmetric(s)
+    return s if torch.equal(s, s.mT) else of_covariance(s, name)
 
 
 def _broadcast(a: torch.Size, b: torch.Size, name: str) -> torch.Size:
-    try:
-        return torch.Size(torch.broadcast_shapes(a, b))
-    except RuntimeError:
-        checks.fail(
-            f"batch of {name}", tuple(b), f"it does not match {tuple(a)}", "make the batches broadcast"
-        )
+    rule = f"it does not match {tuple(a)}"
+    return checks.common(a, b, f"batch of {name}", b, rule, "make the batches broadcast")
 
 
 class _Bures(torch.autograd.Function):
@@ -101,8 +86,7 @@ class _Bures(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, s1: Tensor, s2: Tensor, tol: float) -> Tensor:
         w = covariances.distance(s1, s2, tol)
-        ctx.save_for_backward(s1, s2, w)
-        ctx.save_for_forward(s1, s2, w)
+        keep(ctx, s1, s2, w)
         return w
 
     @staticmethod
@@ -167,8 +151,9 @@ def matched(mu: Gaussian, nu: Gaussian) -> tuple[Gaussian, Gaussian]:
         for part, numbers in zip(g.names, g.coords, strict=True):
             checks.finite(numbers, f"{name}.{part}")
     checks.alike(nu.mean, "nu", mu.mean, "mu")
-    if mu.d != nu.d:
-        checks.fail("nu.d", nu.d, f"mu lives in dimension {mu.d}", "compare measures on the same space")
+    checks.require(
+        mu.d == nu.d, "nu.d", nu.d, f"mu lives in dimension {mu.d}", "compare measures on the same space"
+    )
     batch = _broadcast(mu.batch, nu.batch, "nu")
     mu, nu = (g.at([g.mean.expand(*batch, -1), g.root.expand(*batch, -1, -1)]) for g in (mu, nu))
     return mu, nu
@@ -199,12 +184,10 @@ def bures_geodesic(mu: Gaussian, nu: Gaussian, t: float | Tensor) -> Gaussian:
 
 def _time(t: float | Tensor, mu: Gaussian) -> Tensor:
     time = checks.tensor(t, "t").double().to(mu.device)
-    if bool(((time < 0) | (time > 1)).any()):
-        checks.fail("t", t, "a geodesic runs from t = 0 to t = 1", "choose a time in [0, 1]")
-    if time.ndim and _broadcast(mu.batch, time.shape, "t") != mu.batch:
-        checks.fail(
-            "t.shape", tuple(time.shape), f"the batch is {tuple(mu.batch)}", "pass one time per member"
-        )
+    rule = "a geodesic runs from t = 0 to t = 1"
+    checks.require(((time >= 0) & (time <= 1)).all(), "t", t, rule, "choose a time in [0, 1]")
+    good = not time.ndim or _broadcast(mu.batch, time.shape, "t") == mu.batch
+    checks.require(good, "t.shape", time.shape, f"the batch is {tuple(mu.batch)}", "pass one time per member")
     return time.expand(mu.batch)
 
 
@@ -218,7 +201,7 @@ def bures_exp(mu: Gaussian, u: Tangent) -> Gaussian:
     >>> bures_exp(mu, bures_log(mu, Gaussian([1.0], [[2.0]]))).cov.item()
     4.0
     """
-    return checks.instance(mu, Gaussian, "mu").move(u)  # type: ignore[no-any-return]
+    return checks.instance(mu, Gaussian, "mu").move(u)
 
 
 def bures_log(mu: Gaussian, nu: Gaussian) -> Tangent:
@@ -245,15 +228,9 @@ def _narrow(b: Tensor, width: int, eps: float) -> Tensor:
         return b
     _, s, yt = torch.linalg.svd(b.detach(), full_matrices=False)
     rank = (s > max(b.shape[-2:]) * eps * s[..., :1]).sum(-1).max().item()
-    if rank > width:
-        checks.fail(
-            "rank of nu",
-            rank,
-            f"the root of mu has {width} columns, too few to carry it",
-            "append columns of zeros to the root of mu",
-        )
-    narrow: Tensor = b @ yt[..., :width, :].mT
-    return narrow
+    rule = f"the root of mu has {width} columns, too few to carry it"
+    checks.require(rank <= width, "rank of nu", rank, rule, "append columns of zeros to the root of mu")
+    return b @ yt[..., :width, :].mT
 
 
 # --- maps --------------------------------------------------------------------------------------------
@@ -298,13 +275,9 @@ def _apply(matrix: Tensor, x: Tensor) -> Tensor:
 @singledispatch
 def _push(x: Any, f: AffineMap) -> Any:
     points = checks.alike(checks.tensor(x, "x"), "x", f.matrix, "the map")
-    if points.ndim < 2 or points.shape[-1] != f.source.shape[-1]:
-        checks.fail(
-            "x.shape",
-            tuple(points.shape),
-            f"points have shape (*batch, n, {f.source.shape[-1]})",
-            "for one point pass x[None]",
-        )
+    good = points.ndim >= 2 and points.shape[-1] == f.source.shape[-1]
+    rule = f"points have shape (*batch, n, {f.source.shape[-1]})"
+    checks.require(good, "x.shape", points.shape, rule, "for one point pass x[None]")
     return f.target[..., None, :] + (points - f.source[..., None, :]) @ f.matrix.mT
 
 
@@ -315,8 +288,8 @@ def _(x: Gaussian, f: AffineMap) -> Gaussian:
 
 @_push.register
 def _(x: Particles, f: AffineMap) -> Particles:
-    if x.space != Euclidean():
-        checks.fail("x.space", x.space, "an affine map acts on R^d", "pass Particles on Euclidean()")
+    rule = "an affine map acts on R^d"
+    checks.require(x.space == Euclidean(), "x.space", x.space, rule, "pass Particles on Euclidean()")
     return x.at([_push(x.x, f)])
 
 

@@ -1,4 +1,4 @@
-"""Roots of covariances up to rotation: the distance min_U |R1 - R2 U| over orthogonal U, and equal widths."""
+"""Roots of covariances, which are known up to rotation: the distance min_U |R1 - R2 U| over orthogonal U."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otflow.base.derivatives import keep
 from otflow.base.errors import DerivativeError
 from otflow.base.linalg import displacement, known, ratio, widen
 from otflow.base.spaces import power_of_two
@@ -28,8 +29,7 @@ class _Distance(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
         d = _squared(*equal_width(a, b)).sqrt()
-        ctx.save_for_backward(a, b, d)
-        ctx.save_for_forward(a, b, d)
+        keep(ctx, a, b, d)
         return d
 
     @staticmethod
@@ -107,8 +107,7 @@ def frame(r: Tensor) -> Tensor | None:
     """For roots wider than high, orthonormal columns Q with R = (R Q) Q^T."""
     if r.shape[-1] <= r.shape[-2]:
         return None
-    q: Tensor = torch.linalg.qr(r.detach().mT).Q
-    return q
+    return torch.linalg.qr(r.detach().mT).Q
 
 
 def thin(r: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What it costs to move mass from x to y."""
+"""Costs c(x, y) of moving mass from x to y."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.derivatives import learns
 from otflow.base.errors import DerivativeError
 from otflow.base.spaces import Euclidean, Space
 
@@ -122,8 +123,9 @@ class BilinearCost(Cost):
 
     def __init__(self, A: Any) -> None:
         self.A = checks.tensor(A, "A")
-        if self.A.ndim != 2:
-            checks.fail("A.shape", tuple(self.A.shape), "a matrix is needed", "pass a (d, d) matrix")
+        checks.require(
+            self.A.ndim == 2, "A.shape", self.A.shape, "a matrix is needed", "pass a (d, d) matrix"
+        )
 
     def scores(self, x: Tensor, y: Tensor, space: Space, eps: float) -> Tensor:
         f = self.features(x, y, space, eps)
@@ -140,7 +142,7 @@ class BilinearCost(Cost):
         return Features(x @ A.mT / eps, y, torch.zeros_like(x[..., 0]), torch.zeros_like(y[..., 0]))
 
     def learns(self, x: Tensor, y: Tensor) -> bool:
-        return torch.is_grad_enabled() and self.A.requires_grad
+        return learns(self.A)
 
     def flipped(self) -> Cost:
         return BilinearCost(self.A.mT)
@@ -169,7 +171,7 @@ class FunctionCost(Cost):
 
     def learns(self, x: Tensor, y: Tensor) -> bool:
         one = self.function(x.detach()[..., :1, None, :], y.detach()[..., None, :1, :])
-        if torch.is_grad_enabled() and one.requires_grad:
+        if learns(one):
             raise DerivativeError("a cost function with parameters that require gradients: detach them")
         return False
 

@@ -1,4 +1,4 @@
-"""Who computes entropic potentials. Engines are objects, and all stand behind the same marginal check."""
+"""Engines that compute entropic potentials; the marginals of what they return are measured by the caller."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from otflow.base import checks, status
 from otflow.transport.entropic.scaling import AbsorbedKernel
 
-DENSE = 2**27  # entries of a cost matrix that an engine without streaming may ask for
+DENSE = 2**27  # entries of a cost matrix that an engine without streaming may ask for; chosen: 1 GB
 
 
 class ColumnPotential(NamedTuple):
-    """What an engine returns: nobody believes it before the marginals are measured."""
+    """What an engine returns, before its marginals are measured."""
 
     G: Tensor  # (B, m)
     sweeps: int
@@ -97,12 +97,8 @@ class _Matrix(Engine):
 def _refuse_large(kernel: AbsorbedKernel, name: str) -> None:
     _, n, m = kernel.scores.shape
     if n * m > DENSE:
-        checks.fail(
-            "n x m",
-            f"{n} x {m}",
-            f"{name} needs the cost matrix, {8 * n * m / 1e9:.1f} GB each time",
-            "use NewtonSinkhorn(), which streams",
-        )
+        rule = f"{name} needs the cost matrix, {8 * n * m / 1e9:.1f} GB each time"
+        checks.fail("n x m", f"{n} x {m}", rule, "use NewtonSinkhorn(), which streams")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from otflow.base import kernels
+from otflow.base.derivatives import keep, learns
 from otflow.base.errors import ConvergenceError, DerivativeError
 from otflow.transport.entropic.log_kernel import Bilinear, LogKernel
 from otflow.transport.entropic.scaling import AbsorbedKernel, Streamed
@@ -36,8 +37,7 @@ class _Potential(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, loga: Tensor, logb: Tensor, G: Tensor) -> Tensor:
-        ctx.save_for_backward(q, k, loga, logb, G)
-        ctx.save_for_forward(q, k, loga, logb, G)
+        keep(ctx, q, k, loga, logb, G)
         return G.clone()
 
     @staticmethod
@@ -62,7 +62,7 @@ class _Potential(torch.autograd.Function):
         q, k, loga, logb, G = ctx.saved_tensors
         moved = zip((q, k, loga, logb), (dq, dk, dloga, dlogb), strict=True)
         dq, dk, dloga, dlogb = (torch.zeros_like(z) if dz is None else dz for z, dz in moved)
-        if torch.is_grad_enabled() and any(z.requires_grad for z in (q, k, loga, logb, dq, dk, dloga, dlogb)):
+        if learns(q, k, loga, logb, dq, dk, dloga, dlogb):
             raise DerivativeError(
                 "tangents of entropic potentials cannot be differentiated; use torch.no_grad()"
             )
@@ -85,8 +85,7 @@ def _resolvent(kernel: AbsorbedKernel, G: Tensor, rhs: Tensor) -> Tensor:
 
 def potential(q: Tensor, k: Tensor, loga: Tensor, logb: Tensor, G: Tensor) -> Tensor:
     """G itself, (B, m), with its derivatives in q, k, log a and log b attached."""
-    out: Tensor = _Potential.apply(q, k, loga, logb, G)  # type: ignore[no-untyped-call]
-    return out
+    return _Potential.apply(q, k, loga, logb, G)  # type: ignore[no-untyped-call]
 
 
 class _Dual(torch.autograd.Function):
@@ -97,8 +96,7 @@ class _Dual(torch.autograd.Function):
         ctx: Any, make: Make, twice: Make | None, x: Tensor, y: Tensor, a: Tensor, b: Tensor, G: Tensor
     ) -> Tensor:
         ctx.make, ctx.twice = make, twice
-        ctx.save_for_backward(x, y, a, b, G)
-        ctx.save_for_forward(x, y, a, b, G)
+        keep(ctx, x, y, a, b, G)
         f, g = _rows(make(x, y), b, G)
         return _inner(a, f) + _inner(b, g)
 
@@ -134,7 +132,7 @@ def _first(make: Make, x: Tensor, y: Tensor, a: Tensor, b: Tensor, G: Tensor, gr
 def _second(
     make: Make, twice: Make | None, x: Tensor, y: Tensor, a: Tensor, b: Tensor, G: Tensor, grad: Tensor
 ) -> list[Tensor | None]:
-    """The first derivatives once more, in a form that knows how G follows."""
+    """The first derivatives once more, in a form whose derivative includes that of G."""
     if twice is None or bool((a == 0).any() | (b == 0).any()):
         raise DerivativeError(
             "second derivatives of entropic transport need a squared distance or bilinear cost and positive "
@@ -170,5 +168,4 @@ def dual(make: Make, twice: Make | None, x: Tensor, y: Tensor, a: Tensor, b: Ten
     ``make`` is used for values and first derivatives, ``twice``, whose scores are scalar products, for second
     ones. Weights that sum to one are meant: the derivatives in them are the potentials, up to constants.
     """
-    out: Tensor = _Dual.apply(make, twice, x, y, a, b, G)  # type: ignore[no-untyped-call]
-    return out
+    return _Dual.apply(make, twice, x, y, a, b, G)  # type: ignore[no-untyped-call]

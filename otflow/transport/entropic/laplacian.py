@@ -1,4 +1,4 @@
-"""Newton's equation for sharp plans, where conjugate gradients on the kernel are slow.
+"""The Laplacian of a sharp plan, for Newton's equation where conjugate gradients on the kernel are slow.
 
 For a plan with rows p_i (probabilities over columns) and weights a, the Hessian of the semi-dual is the
 Laplacian of a graph between columns with edges M_jl = sum_i a_i p_ij p_il. A sharp plan makes columns that
@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-FACTORISE = 3072  # columns up to which the matrix is factorised
-ENTRIES = 2**26  # in one batch of such matrices
-EDGES = 5 * 10**7  # products of entries of a sparse plan, beyond which it is not sparse
-NEGLIGIBLE = 1e-13  # probability below which an entry of a sparse plan is dropped
+FACTORISE = 3072  # columns up to which the matrix is factorised; chosen: 75 MB each
+ENTRIES = 2**26  # entries in one batch of such matrices, at most; chosen: 512 MB
+EDGES = 5 * 10**7  # products of entries of a sparse plan, beyond which its Laplacian is not sparse; chosen
+# Probability below which an entry of a sparse plan is dropped; chosen: far below any tolerance.
+NEGLIGIBLE = 1e-13
 
 
 def solve(P: Tensor, a: Tensor, b: Tensor, rhs: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Log-kernels S (B, n, m), never held in memory as a whole unless somebody asks for it."""
+"""Log-kernels S (B, n, m), held in memory as a whole only if a caller asks for that."""
 
 from __future__ import annotations
 

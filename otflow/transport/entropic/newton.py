@@ -1,4 +1,4 @@
-"""Our own engine for entropic transport: sweeps, annealing, and Newton steps where sweeps are slow."""
+"""Newton's method as an engine for entropic transport, with sweeps and annealing before it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from otflow.base import checks
 from otflow.transport.entropic.engines import ColumnPotential, Engine
 from otflow.transport.entropic.laplacian import FACTORISE
 from otflow.transport.entropic.scaling import AbsorbedKernel, ScalingState
 
-SLOW = 0.4  # a sweep that leaves more than this part of the error calls for Newton
-FAR = 0.1  # marginal error from which on annealing pays
-CLOSE = 0.5  # marginal error below which Newton is worth a try
-STAGE = 0.005  # marginal error at which annealing goes on to the next temperature
-COOLING = 2.0  # factor between temperatures
-PATIENCE = 30  # Newton steps without progress before giving up
-CG = 50  # products in one Newton step, to begin with
+SLOW = 0.4  # a sweep that leaves more than this part of the error calls for Newton; chosen
+FAR = 0.1  # marginal error above which annealing pays; chosen
+CLOSE = 0.5  # marginal error below which Newton is worth a try; chosen
+STAGE = 0.005  # marginal error at which annealing goes on to the next temperature; chosen
+COOLING = 2.0  # factor between temperatures; chosen
+PATIENCE = 30  # Newton steps without progress before giving up; chosen
+CG = 50  # products with the kernel in one Newton step, to begin with; chosen
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,12 @@ class NewtonSinkhorn(Engine):
                 stalled.index_copy(0, part.members, part.stalled),
             )
         return ColumnPotential(G, 1 + max(part.sweeps for part in parts), stalled)
+
+
+def options(engine: Engine | None, tol: float, max_iter: int) -> tuple[Engine, float, int]:
+    """Settings of Sinkhorn's iteration, checked; the engine is `NewtonSinkhorn()` if left out."""
+    engine = NewtonSinkhorn() if engine is None else checks.instance(engine, Engine, "engine")
+    return engine, checks.positive(tol, "tol"), checks.count(max_iter, "max_iter")
 
 
 def _first(kernel: AbsorbedKernel, start: Tensor | None) -> Tensor:

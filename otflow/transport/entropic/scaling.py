@@ -1,4 +1,4 @@
-"""A guess at the scaling of a kernel, with everything that the next step needs to know about it.
+"""The scaling of a kernel: a state of the iteration, with all that its next step needs.
 
 Given scores S (B, n, m) and weights a, b we look for a column potential G such that, with the row potential
 F_i = -log sum_j b_j exp(S_ij + G_j),
@@ -26,8 +26,10 @@ from otflow.base.linalg import conjugate_gradient
 from otflow.transport.entropic import laplacian
 from otflow.transport.entropic.log_kernel import LogKernel
 
-ABSORB = 2**26  # at most this many entries of a kernel are held in memory
-RANGE = 40.0  # potentials that have moved by more than this are absorbed into the kernel anew
+ABSORB = 2**26  # entries of a kernel that are held in memory, at most; chosen: 512 MB
+# Potentials that have moved by more than this are absorbed into the kernel anew; chosen: exp(2 * 40) is far
+# from overflow.
+RANGE = 40.0
 
 
 @dataclass(frozen=True)

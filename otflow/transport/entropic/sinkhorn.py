@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import singledispatch
 from typing import Any, Literal
 
 import torch
@@ -18,11 +17,13 @@ from otflow.transport.entropic.costs import Cost, PowerCost, as_cost
 from otflow.transport.entropic.engines import Engine, Scaling, scale
 from otflow.transport.entropic.implicit import DualPieces, dual, plain
 from otflow.transport.entropic.log_kernel import Bilinear, LogKernel, Pairwise
-from otflow.transport.entropic.newton import NewtonSinkhorn
+from otflow.transport.entropic.newton import options
 from otflow.transport.entropic.scaling import AbsorbedKernel
 
-DIFFERENCES = 2**22  # pairs up to which costs come from differences rather than from scalar products
-MATRIX = 2**27  # entries of a plan that `matrix` is willing to make
+# Pairs up to which costs come from differences, which keep digits, rather than from scalar products, which
+# are faster; chosen.
+DIFFERENCES = 2**22
+MATRIX = 2**27  # entries of a plan that `matrix` makes, at most; chosen: 1 GB
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +78,8 @@ class EntropicPlan:
 
         On a sphere the points are averaged as vectors of the space around it.
         """
-        if not self.problem.pair.space.linear:
-            checks.fail(
-                "space", self.problem.pair.space, "points that wrap around have no average", "use average"
-            )
+        rule = "points that wrap around have no average"
+        checks.require(self.problem.pair.space.linear, "space", self.problem.pair.space, rule, "use average")
         return self.average(
             plain(self.problem.pair.y).reshape((*self.problem.pair.batch, *self.problem.pair.y.shape[1:]))
         )
@@ -90,8 +89,8 @@ class EntropicPlan:
         """sum_j P_ij v_j / a_i, (*batch, n, e), for values v (*batch, m, e) on nu; the plan is not formed."""
         both, (_, G) = self.problem.pair, self.scaled
         v = checks.tensor(v, "v").double()
-        if v.ndim < 2 or v.shape[-2] != G.shape[-1]:
-            checks.fail("v.shape", tuple(v.shape), f"(*batch, {G.shape[-1]}, e) is needed", "reshape v")
+        rule = f"(*batch, {G.shape[-1]}, e) is needed"
+        checks.require(v.ndim >= 2 and v.shape[-2] == G.shape[-1], "v.shape", v.shape, rule, "reshape v")
         flat = merge(v, both.batch, 2)
         out, _ = self.problem.scores.attend(flat, G + plain(both.v).log())
         return out.reshape(*both.batch, *out.shape[1:]).to(self.regularised_cost.dtype)
@@ -100,10 +99,9 @@ class EntropicPlan:
     def matrix(self) -> Tensor:
         """P, (*batch, n, m), without derivatives."""
         both, (F, G) = self.problem.pair, self.scaled
-        if self.problem.scores.shape.numel() > MATRIX:
-            checks.fail(
-                "P", tuple(self.problem.scores.shape), "that is too large", "use average or barycentric"
-            )
+        good = self.problem.scores.shape.numel() <= MATRIX
+        rule = "that is too large"
+        checks.require(good, "P", self.problem.scores.shape, rule, "use average or barycentric")
         S = self.problem.scores.dense().add_(F[..., :, None]).add_(G[..., None, :])
         P = S.exp_() * plain(both.w)[..., :, None] * plain(both.v)[..., None, :]
         return P.reshape(*both.batch, *P.shape[1:])
@@ -259,8 +257,7 @@ def _problem_of(mu: Measure, nu: Measure, eps: float, cost: Any) -> EntropicProb
 def _solve(
     problem: EntropicProblem, engine: Engine | None, tol: float, max_iter: int, start: EntropicPlan | None
 ) -> EntropicPlan:
-    engine = NewtonSinkhorn() if engine is None else checks.instance(engine, Engine, "engine")
-    tol, max_iter = checks.positive(tol, "tol"), checks.count(max_iter, "max_iter")
+    engine, tol, max_iter = options(engine, tol, max_iter)
     with torch.no_grad():
         G = _start(problem, start)
         kernel = problem.kernel()
@@ -274,7 +271,7 @@ def _solve(
 
 
 def _legible(kernel: AbsorbedKernel, s: Scaling, tol: float) -> Scaling:
-    """Potentials without a digit behind the point cannot show what the marginals are."""
+    """The scaling, with a larger error where the rounding of large potentials hides the marginals."""
     digit = 2.0**-53 * (_largest(s.F, kernel.loga) + _largest(s.G, kernel.logb))
     error = torch.where(digit > max(tol, 1e-4), torch.maximum(s.error, digit), s.error)
     codes = torch.where((error > tol) & (s.codes == 0), status.code("stalled"), s.codes)
@@ -291,8 +288,8 @@ def _start(problem: EntropicProblem, start: EntropicPlan | None) -> Tensor | Non
         return None
     checks.instance(start, EntropicPlan, "start")
     shapes = (problem.pair.batch, *problem.scores.shape[1:])
-    if (start.g.shape[:-1], start.f.shape[-1], start.g.shape[-1]) != shapes:
-        checks.fail("start", repr(start), f"a plan of shape {shapes} is needed", "leave start out")
+    good = (start.g.shape[:-1], start.f.shape[-1], start.g.shape[-1]) == shapes
+    checks.require(good, "start", start, f"a plan of shape {shapes} is needed", "leave start out")
     return problem.scaled(start.f, start.g)[1]
 
 
@@ -315,7 +312,6 @@ def _worst(codes: Any) -> str:
     return next((name for name in names if name != "ok"), "ok")
 
 
-@singledispatch
 def sinkhorn_divergence(
     mu: Measure,
     nu: Measure,
@@ -340,7 +336,12 @@ def sinkhorn_divergence(
     >>> round(sinkhorn_divergence(mu, nu, eps=10.0).item(), 6)  # a translation by 2
     4.0
     """
+    if isinstance(mu, Gaussian):
+        from otflow.transport.bures.entropic import gaussian_sinkhorn_divergence
 
+        rule = "Gaussians are compared by the squared distance"
+        checks.require(cost is None, "cost", cost, rule, "leave cost out")
+        return gaussian_sinkhorn_divergence(mu, checks.instance(nu, Gaussian, "nu"), eps)
     pairs = (mu, nu), (mu, mu), (nu, nu)
     known: dict[tuple[int, int], EntropicPlan] = {}  # a measure against itself is one problem, not three
     for one, other in pairs:
@@ -354,24 +355,6 @@ def sinkhorn_divergence(
     if failed:
         raise ConvergenceError(f"Sinkhorn divergence: {_complaint(failed[0])}", value.to(mu.dtype))
     return _cast(_nonnegative(value, plans), mu.dtype)
-
-
-@sinkhorn_divergence.register(Gaussian)
-def _(
-    mu: Gaussian,
-    nu: Measure,
-    eps: float,
-    *,
-    cost: Any = None,
-    engine: Engine | None = None,
-    tol: float = 1e-9,
-    max_iter: int = 10_000,
-) -> Tensor:
-    from otflow.transport.bures.entropic import gaussian_sinkhorn_divergence
-
-    if cost is not None:
-        checks.fail("cost", repr(cost), "Gaussians are compared by the squared distance", "leave cost out")
-    return gaussian_sinkhorn_divergence(mu, checks.instance(nu, Gaussian, "nu"), eps)
 
 
 def _nonnegative(value: Tensor, plans: list[EntropicPlan]) -> Tensor:

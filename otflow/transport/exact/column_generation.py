@@ -1,4 +1,4 @@
-"""Costs that are computed where they are needed, and the few pairs of atoms among which optimal plans live.
+"""Column generation: costs computed where needed, and the few pairs of atoms that an optimal plan may use.
 
 A plan uses less than n + m of the n m pairs, so a simplex needs to know few of them: those which are nearly
 tight, c_ij - f_i - g_j = 0, for potentials that are nearly right, and then those which its own potentials
@@ -74,7 +74,7 @@ class Costs:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.D.shape  # type: ignore[no-any-return]
+        return self.D.shape
 
     @property
     def T(self) -> Costs:
@@ -127,8 +127,7 @@ def violated(c: Any, f: Array, g: Array, k: int, tol: float) -> tuple[Array, Arr
 def missing(some: Array, pairs: Array) -> Array:
     """Those of some pairs that are not among others."""
     place = np.minimum(np.searchsorted(pairs, some), len(pairs) - 1)
-    out: Array = some[pairs[place] != some]
-    return out
+    return some[pairs[place] != some]
 
 
 def tightest(c: Any, f: Array, g: Array, pairs: Array, kept: Array, k: int) -> Array:

@@ -20,7 +20,8 @@ from otflow.transport.exact.envelope import power
 from otflow.transport.exact.line import units
 from otflow.transport.exact.wasserstein import LARGEST, w2, wasserstein
 
-SAME = {torch.float64: 1e-9, torch.float32: 1e-6}  # masses of a label that differ by no more are equal
+# Masses of a label that differ by no more are equal; chosen: sums of many weights round.
+SAME = {torch.float64: 1e-9, torch.float32: 1e-6}
 
 
 def conditional_wasserstein(mu: Measure, nu: Measure, p: float = 2) -> Tensor:
@@ -67,10 +68,8 @@ def conditional_wasserstein(mu: Measure, nu: Measure, p: float = 2) -> Tensor:
 
 def _order(p: float) -> float:
     p = exponent(p)
-    if LARGEST < p < math.inf:
-        checks.fail(
-            "p", p, f"beyond {LARGEST} powers of distances leave floating point", "choose a smaller p"
-        )
+    rule = f"beyond {LARGEST} powers of distances leave floating point"
+    checks.require(not LARGEST < p < math.inf, "p", p, rule, "choose a smaller p")
     return p
 
 
@@ -179,8 +178,9 @@ class Group(NamedTuple):
 
     def wasserstein(self, p: float) -> tuple[Tensor, Tensor]:
         """W_p and how its computation ended, (G,) and (G,)."""
-        if math.isinf(p):
-            checks.fail("p", p, "a label has several atoms in both measures", "choose a finite p")
+        checks.require(
+            not math.isinf(p), "p", p, "a label has several atoms in both measures", "choose a finite p"
+        )
         ours, theirs = (Particles(z, w, space=self.space) for z, w in ((self.x, self.a), (self.y, self.b)))
         try:
             d = kinked(wasserstein(ours, theirs, p), lambda d: bool((d == 0).any()))
@@ -314,8 +314,8 @@ def _prices(betas: Any) -> Tensor:
 def _limit(mu: Measure, nu: Measure) -> tuple[Tensor, Tensor]:
     """The conditional W2, infinite where the labels have different laws, and its status, (*batch,) each."""
     both, ours, theirs = _fibred(mu, nu)
-    if both.space != Euclidean():
-        checks.fail("mu.space", both.space, "labels are one more coordinate of R^d", "use Euclidean()")
+    rule = "labels are one more coordinate of R^d"
+    checks.require(both.space == Euclidean(), "mu.space", both.space, rule, "use Euclidean()")
     unlike = _unlike(ours, theirs, SAME[mu.dtype])
     alike = torch.ones(len(both.w), dtype=torch.bool, device=both.w.device)
     if unlike is not None:
@@ -346,5 +346,4 @@ def _moved(plan: Any, mu: Measure, nu: Measure) -> Tensor:
         _label(one, name).expand(*plan.batch, -1).gather(-1, index)
         for one, name, index in ((mu, "mu", plan.rows), (nu, "nu", plan.cols))
     )
-    moved: Tensor = (plan.mass * (ours - theirs).square()).sum(-1)
-    return moved
+    return (plan.mass * (ours - theirs).square()).sum(-1)

@@ -37,14 +37,13 @@ def value(both: Pair, c: Coupling, p: float) -> Tensor:
 
 
 def _frozen(h: Tensor, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The potentials h, which know that they depend on the points if weights and points both vary."""
+    """The potentials h; if weights and points both vary, with an error for the mixed derivative."""
     dual = [unpack_dual(z).tangent is not None for z in (w, x, y)]
     if (dual[0] and (x.requires_grad or y.requires_grad)) or (w.requires_grad and any(dual[1:])):
         raise DerivativeError(MIXED)
     if not (w.requires_grad and (x.requires_grad or y.requires_grad)):
         return h
-    out: Tensor = _Frozen.apply(h, x, y)  # type: ignore[no-untyped-call]
-    return out
+    return _Frozen.apply(h, x, y)  # type: ignore[no-untyped-call]
 
 
 def _pick(x: Tensor, k: Tensor) -> Tensor:

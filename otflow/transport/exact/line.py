@@ -21,7 +21,7 @@ from otflow.base.status import code
 from otflow.transport.exact.network_simplex import TOL, negligible, unit_of
 from otflow.transport.exact.plans import Coupling
 
-TOTAL = 2**62  # units of mass: cumulative sums of whole numbers have no rounding errors
+TOTAL = 2**62  # units of mass: cumulative sums of whole numbers have no rounding errors, and int64 holds them
 
 
 def line(x: Tensor, y: Tensor, a: Tensor, b: Tensor, p: float) -> Coupling:

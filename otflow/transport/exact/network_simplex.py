@@ -1,4 +1,4 @@
-"""One transport problem by network simplex, with a proof of optimality, in numpy.
+"""The network simplex for one transport problem, with a proof of optimality, in numpy.
 
     min sum_ij P_ij c_ij,   c_ij = (D_ij / unit)^p,   over P >= 0 with marginals a and b.
 
@@ -36,19 +36,20 @@ from otflow.transport.exact import column_generation
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-TOL = 1e-9  # relative duality gap of a certified answer
-LOST = 1e-12  # mass by which the marginals of an answer may be wrong
-LEVELS = 8  # scales to try
-MARGIN = 4.0  # between the cost at which the next one cuts off and the largest cost in use
-PIVOTS = 10_000  # of the simplex, per atom
-WIDTH = 20  # pairs per atom to begin with when potentials are nearly known, and to add in each round
-ROUNDS = 200  # of adding pairs
-MOST = 60  # pairs per atom, beyond which the loosest ones are dropped
-FEW = 8  # violated pairs per atom, beyond which a nearby problem was not near
-SMALL = 2**17  # pairs up to which nearby problems are not worth the trouble
-MASS = 2**12  # of all atoms together where the simplex knows few pairs, since it drops masses below 1e-15
-COARSE = 2**20  # pairs of the smallest sample
-SPARSER = 4  # atoms of a problem per atom of the sample that comes before it
+TOL = 1e-9  # relative duality gap of a certified answer; chosen
+LOST = 1e-12  # mass by which the marginals of an answer may be wrong; chosen: some thousand roundings
+LEVELS = 8  # levels at which distances are cut off, at most; chosen
+MARGIN = 4.0  # factor between the cost at which the next level cuts off and the largest cost in use; chosen
+PIVOTS = 10_000  # of the simplex per atom, at most; chosen
+WIDTH = 20  # pairs per atom to begin with when potentials are nearly known, and to add in each round; chosen
+ROUNDS = 200  # of adding pairs, at most; chosen
+MOST = 60  # pairs per atom, beyond which the loosest ones are dropped; chosen
+FEW = 8  # violated pairs per atom, beyond which a nearby problem was not near; chosen
+SMALL = 2**17  # pairs up to which a whole problem is solved faster than a nearby one is used; chosen
+# Mass of all atoms together where the simplex knows few pairs, because POT drops masses below 1e-15.
+MASS = 2**12
+COARSE = 2**20  # pairs of the smallest sample; chosen
+SPARSER = 4  # atoms of a problem per atom of the sample that comes before it; chosen
 EPS, MAX = np.finfo(np.float64).eps, np.finfo(np.float64).max
 
 
@@ -76,7 +77,7 @@ class SimplexProblem(NamedTuple):
 
 
 class Edges(NamedTuple):
-    """What a solver says: a plan, and potentials of its rows; neither is believed."""
+    """What a solver returns: a plan, and potentials of its rows; both are checked later."""
 
     rows: Array  # (k,)
     cols: Array  # (k,)
@@ -316,14 +317,13 @@ def _rows(c: Any, g: Array) -> Array:
     f = np.empty(c.shape[0])
     for rows in column_generation.tiles(c):
         f[rows] = (c[rows] - g).min(1)
-    below: Array = np.nextafter(np.minimum(f, MAX), -np.inf)
-    return below
+    return np.nextafter(np.minimum(f, MAX), -np.inf)
 
 
 def reachable(distance: float) -> float:
-    """The distance itself, if floating point knows it."""
-    if not math.isfinite(distance):
-        checks.fail("the largest distance", distance, "it is beyond floating point", "rescale the points")
+    """The distance itself, or an error if it overflows."""
+    rule = "it is beyond floating point"
+    checks.require(math.isfinite(distance), "the largest distance", distance, rule, "rescale the points")
     return float(distance)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from otflow.base import checks, status
 
-LARGEST = 2**27  # entries of a dense plan
+LARGEST = 2**27  # entries of a dense plan, at most; chosen: 1 GB
 
 
 class Coupling(NamedTuple):
@@ -72,13 +72,9 @@ class Plan:
     def matrix(self) -> Tensor:
         """The dense plan P, (*batch, n, m)."""
         n, m = self.f.shape[-1], self.g.shape[-1]
-        if self.batch.numel() * n * m > LARGEST:
-            checks.fail(
-                "the shape of the plan",
-                (*self.batch, n, m),
-                f"a dense plan may have {LARGEST} entries",
-                "use rows, cols and mass",
-            )
+        good = self.batch.numel() * n * m <= LARGEST
+        rule = f"a dense plan may have {LARGEST} entries"
+        checks.require(good, "the shape of the plan", (*self.batch, n, m), rule, "use rows, cols and mass")
         flat = torch.zeros(*self.batch, n * m, dtype=self.mass.dtype, device=self.mass.device)
         return flat.scatter_add(-1, self.rows * m + self.cols, self.mass).reshape(*self.batch, n, m)
 
@@ -119,12 +115,9 @@ def plan_of(c: Coupling, p: float, batch: torch.Size) -> Plan:
     value, bound = c.value * scale, c.bound * scale
     wrong = (c.value > 0) & ~(torch.isfinite(value) & (value > torch.finfo(value.dtype).tiny))
     if wrong.any():
-        checks.fail(
-            f"distance^{p:g}",
-            f"{c.unit[wrong][0].item():.3g}^{p:g}",
-            "it leaves the range of floating point",
-            "rescale the points, or ask for the distance itself by wasserstein",
-        )
+        rule = "it leaves the range of floating point"
+        remedy = "rescale the points, or ask for the distance itself by wasserstein"
+        checks.fail(f"distance^{p:g}", f"{c.unit[wrong][0].item():.3g}^{p:g}", rule, remedy)
     gap = torch.where(c.value > 0, (c.value - c.bound).abs() / c.value, torch.zeros_like(c.value))
     fields = (
         *(c.rows, c.cols, c.mass, *((h * scale[:, None]).clamp(max=largest) for h in (c.f, c.g))),

@@ -1,4 +1,4 @@
-"""Distances between sequences of different lengths: tokens are compared at the same quantile of their labels.
+"""Sequences of different lengths, compared token by token at the same quantile of their labels.
 
 A labelled cloud is read as a law on [0, 1] x R^d. The tokens stand in the order of their labels, and those
 with label s fill the interval of quantiles between the mass of the labels before s and that up to s; within a

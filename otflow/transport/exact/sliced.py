@@ -48,13 +48,9 @@ def sliced_wasserstein(
     2.1213
     """
     p, both = exponent(p), pair(mu, nu)
-    if not both.space.linear:
-        checks.fail(
-            "mu.space",
-            both.space,
-            "lines wind around a torus, so there are no slices",
-            "use wasserstein, or embed the tokens by cosines and sines",
-        )
+    rule = "lines wind around a torus, so there are no slices"
+    remedy = "use wasserstein, or embed the tokens by cosines and sines"
+    checks.require(both.space.linear, "mu.space", both.space, rule, remedy)
     theta = _directions(directions, rng, both.x.shape[-1]).to(both.x.device)
     tiles = row_tiles(len(theta), both.w.numel() + both.v.numel())
     slices = streamed(partial(_slices, p, _plain(both)), tiles, theta, *_centred(both))
@@ -71,13 +67,9 @@ def _directions(directions: Any, rng: int | np.random.Generator | None, d: int) 
         z = checks.generator(rng).standard_normal((k, d))
         return torch.from_numpy(z / np.linalg.norm(z, axis=-1, keepdims=True))
     theta = checks.tensor(directions, "directions").double()
-    if theta.ndim != 2 or theta.shape[-1] != d or not len(theta):
-        checks.fail(
-            "directions.shape",
-            tuple(theta.shape),
-            f"(k, d) is needed, with d = {d}",
-            "pass one unit vector per row",
-        )
+    good = theta.ndim == 2 and theta.shape[-1] == d and len(theta)
+    rule = f"(k, d) is needed, with d = {d}"
+    checks.require(good, "directions.shape", theta.shape, rule, "pass one unit vector per row")
     length = norm(theta)[:, None]
     if ((length - 1).abs() > 1e-6).any():
         worst = length.flatten()[(length - 1).abs().argmax()].item()

@@ -22,9 +22,10 @@ from otflow.transport.exact.column_generation import LazyDistances, distances
 from otflow.transport.exact.line import line, units
 from otflow.transport.exact.plans import Coupling, Plan, plan_of
 
-LARGEST = 500  # order: its powers of numbers between 1/2 and 2 are far from the ends of floating point
-LARGE = 2**25  # pairs of atoms, beyond which not all distances are held at once
-BYTES = 64  # of memory per pair of atoms while the simplex works, up to `LARGE`
+# Order p, at most: 2^500 and 2^-500, powers of numbers between 1/2 and 2, are far from the ends of float64.
+LARGEST = 500
+LARGE = 2**25  # pairs of atoms, beyond which not all distances are held at once; chosen: 256 MB
+BYTES = 64  # of memory per pair of atoms while the simplex works, up to `LARGE`: eight numbers
 SPARSE = 2**14  # of memory per atom, beyond
 
 
@@ -120,18 +121,14 @@ def _(mu: Gaussian, nu: Measure, p: float = 2, *, start: Plan | None = None) -> 
         checks.fail(
             "nu", repr(nu), "mu is a Gaussian, which has no atoms", "sample mu, or pass two Gaussians"
         )
-    if p != 2:
-        checks.fail("p", repr(p), "between Gaussians only p = 2 is known", "use p=2, or sample both")
-    distance: Tensor = bures_wasserstein(mu, nu)
-    return distance
+    checks.require(p == 2, "p", repr(p), "between Gaussians only p = 2 is known", "use p=2, or sample both")
+    return bures_wasserstein(mu, nu)
 
 
 def _order(p: float) -> float:
     p = exponent(p)
-    if p > LARGEST:
-        checks.fail(
-            "p", p, f"beyond {LARGEST} powers of distances leave floating point", "choose a smaller p"
-        )
+    rule = f"beyond {LARGEST} powers of distances leave floating point"
+    checks.require(p <= LARGEST, "p", p, rule, "choose a smaller p")
     return p
 
 
@@ -176,7 +173,7 @@ def _product(space: Space, x: Tensor, y: Tensor, a: Tensor, b: Tensor, p: float)
 
 
 def _check_memory(n: int, m: int) -> None:
-    """Refuse what would not fit, rather than let the machine kill the process."""
+    """Refuse a problem that does not fit into memory, because else the system would kill the process."""
     need, have = SPARSE * (n + m) if _is_large(n, m) else BYTES * n * m, _memory()
     if need > have:
         newer = "" if network_simplex.has_sparse() else ", or a newer POT"
@@ -202,7 +199,7 @@ def _memory() -> int:
 
 
 def _guesses(start: Plan | None, both: Pair) -> list[network_simplex.Guess | None]:
-    """What a plan says about each member of the batch."""
+    """A start for each member of the batch, from the plan of a nearby problem."""
     if start is None:
         return [None] * len(both.x)
     shapes = [(*both.batch, w.shape[-1]) for w in (both.w, both.v)]

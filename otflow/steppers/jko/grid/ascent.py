@@ -1,4 +1,4 @@
-"""The climb of the dual of a JKO step on a grid."""
+"""The ascent of the dual of a JKO step on a grid, by quasi-Newton steps."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from otflow.steppers.jko.grid.energy_terms import Terms
 from otflow.steppers.jko.grid.line import LineDual
 from otflow.steppers.jko.grid.spline import Array
 
-NEVER = 1e100
-SHORTEST = 1e-5  # step of a line search
-SMOOTH = 12  # first iterations, in which the vacuum is smoothed
+NEVER = 1e100  # stands for infinity in a bracket; chosen: sums and differences of two stay finite
+SHORTEST = 1e-5  # step below which a line search gives up; chosen
+SMOOTH = 12  # first iterations, in which the vacuum is smoothed; chosen
 OK, LATE, STALLED = code("ok"), code("max_iter"), code("stalled")
 
 

@@ -1,4 +1,4 @@
-"""Blurred steps on grids: as a start for the exact one, on a coarse mesh, and in its place."""
+"""Blurred steps on grids: a start for the exact step, on a coarse mesh, or its replacement."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from otflow.steppers.jko.base import Move, MovementProblem
 from otflow.steppers.jko.grid.entropic import EntropicJKO
 from otflow.steppers.jko.grid.spline import Array
 
-COARSE = 64  # cells along an axis that are enough for a start
+COARSE = 64  # cells along an axis that are enough for a start; chosen
 
 
 class BlurredState(NamedTuple):

@@ -13,11 +13,15 @@ from otflow.steppers.jko.grid.energy_terms import Terms
 from otflow.steppers.jko.grid.multigrid import spans
 from otflow.steppers.jko.grid.spline import Array, Stencil, coefficients
 
-SOFT = 0.05  # eigenvalues of DT below this are lifted, where phi is not (yet) c-concave
-CLOSE = 1e-5  # cells: a Newton step this short leaves an error of its square
-STIFFER = 1.5  # splines at the mesh width are stiffer than second differences, by up to 2.3
-FLOOR = 1e-3  # of the largest K, so that corrections reach smoothly into the vacuum
-INNER = 15  # Newton steps for the targets, each
+SOFT = 0.05  # eigenvalues of DT below this are lifted to it, because phi is not (yet) c-concave there; chosen
+CLOSE = 1e-5  # cells; rounding: after a Newton step this short the error is its square
+# Factor on K, because splines at the mesh width are stiffer than second differences, by up to 2.3; chosen
+# between 1 and that.
+STIFFER = 1.5
+# Part of the largest K that is added everywhere, so that corrections reach smoothly into the vacuum;
+# chosen.
+FLOOR = 1e-3
+INNER = 15  # Newton steps for the targets of the particles, at most; chosen
 
 
 @dataclass(frozen=True)
@@ -134,8 +138,7 @@ def _inverse(A: Array) -> Array:
     low = (a + d) / 2 - np.hypot((a - d) / 2, b)
     lift = np.maximum(SOFT - low, 0)
     a, d = a + lift, d + lift
-    out: Array = np.stack([np.stack([d, -b]), np.stack([-b, a])]) / (a * d - b * b)
-    return out
+    return np.stack([np.stack([d, -b]), np.stack([-b, a])]) / (a * d - b * b)
 
 
 def particles(mu: Array, parts: NDArray[np.intp]) -> CellParticles:

@@ -1,4 +1,4 @@
-"""An energy on a grid as one internal term and a potential: what the dual of a step is made of."""
+"""The terms of an energy on a grid: one internal energy and a potential, as the dual of a step needs them."""
 
 from __future__ import annotations
 
@@ -139,26 +139,18 @@ def split(energy: Energy, mu: Grid, tau: float) -> Terms:
 
 def _only(internal: list[tuple[Internal, float]], energy: Energy) -> tuple[Internal, float]:
     if len(internal) != 1:
-        checks.fail(
-            "energy",
-            [repr(term) for term, _ in energy.pairs()],
-            f"a JKO step on a Grid needs exactly one internal energy, and here are {len(internal)}",
-            "add Entropy(), PorousMedium(m) or DensityBound(limit), or use Particles without one",
-        )
+        rule = f"a JKO step on a Grid needs exactly one internal energy, and here are {len(internal)}"
+        remedy = "add Entropy(), PorousMedium(m) or DensityBound(limit), or use Particles without one"
+        checks.fail("energy", [repr(term) for term, _ in energy.pairs()], rule, remedy)
     U, c = internal[0]
-    if not c > 0:
-        checks.fail(f"factor of {U!r}", c, "an internal energy must be convex", "make its factor > 0")
+    checks.require(c > 0, f"factor of {U!r}", c, "an internal energy must be convex", "make its factor > 0")
     return U, c
 
 
 @singledispatch
 def _potential(term: Energy, mu: Grid) -> Tensor:
-    checks.fail(
-        "energy",
-        repr(term),
-        "a JKO step on a Grid does not support this term",
-        "use internal energies, Potential and Interaction, or Particles",
-    )
+    rule = "a JKO step on a Grid does not support this term"
+    checks.fail("energy", repr(term), rule, "use internal energies, Potential and Interaction, or Particles")
 
 
 @_potential.register(Potential)
@@ -176,12 +168,8 @@ def _conjugate(U: Internal, c: float, mu: Grid, tau: float) -> Conjugate:
 @_conjugate.register(DensityBound)
 def _(U: DensityBound, c: float, mu: Grid, tau: float) -> Conjugate:
     volume = math.prod(mu.density.shape[len(mu.batch) :]) * mu.cell
-    if U.limit * volume < 1:
-        checks.fail(
-            "limit * volume of the box",
-            U.limit * volume,
-            f"a unit of mass does not fit under {U!r} in this box",
-            "raise the limit or enlarge the box",
-        )
+    rule = f"a unit of mass does not fit under {U!r} in this box"
+    remedy = "raise the limit or enlarge the box"
+    checks.require(U.limit * volume >= 1, "limit * volume of the box", U.limit * volume, rule, remedy)
     window = 0.1 * min(mu.spacing) ** 2 / tau  # spreads a free density by less than half a cell a step
     return Bounded(U, 1.0, U.limit, window)

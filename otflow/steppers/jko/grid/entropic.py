@@ -1,4 +1,4 @@
-"""The JKO step on grids with entropic transport: blurred, cheap, for any energy with a pointwise prox."""
+"""Entropic JKO steps on grids: blurred, but cheap, for any energy with a pointwise proximal map."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from otflow.steppers.jko.base import Move
 from otflow.steppers.jko.grid.prox import Split, of_mass_one, split
 from otflow.steppers.jko.stepper import as_descent, on_density
 
-SAFE = 1e-280  # above it, a sum in the kernel domain has lost nothing that counts
+# A sum in the kernel domain above this is exact: the terms that underflow, below 1e-308, are rounding to
+# it.
+SAFE = 1e-280
 
 
 class EntropicJKO(Stepper):

@@ -1,4 +1,4 @@
-"""JKO steps of densities on grids, without entropic blur."""
+"""Exact JKO steps of densities on grids, without entropic blur."""
 
 from __future__ import annotations
 
@@ -24,17 +24,26 @@ from otflow.steppers.jko.grid.energy_terms import Terms, split
 from otflow.steppers.jko.grid.line import LineDual
 from otflow.steppers.jko.grid.spline import Array, Stencil, coefficients
 
-LINE_TOL = 1e-4
-PLANE_TOL = (3e-3, 0.4)  # the second over the cells along the shorter axis: the edge of a support is no finer
-COARSE_TOL = 2e-2  # on coarser meshes
-MAX_ITER = 100
-REACH = 3.0  # cells: longer ways are first found on a coarser mesh
-SPREAD = 2.0  # norm of DS from which on a cell is cut into more particles
-MOST_PARTS = 8  # along an axis
-ROUNDS = 3  # of cutting
-LITTLE = 5e-3  # part of the mass for which no cutting is worth while
-HOPELESS = 15.0  # times the tolerance: whoever stalls there does not arrive by more cutting
-JUMP = 0.25  # part of its maximum by which a density may fall between two cells
+LINE_TOL = 1e-4  # default tolerance on the line, where the dual is exact; chosen
+# Default tolerance in the plane: the larger of the first number and of the second over the cells along the
+# shorter axis, because a mesh resolves the edge of a support no better; chosen.
+PLANE_TOL = (3e-3, 0.4)
+COARSE_TOL = 2e-2  # tolerance on coarser meshes, whose answers are only starts; chosen
+MAX_ITER = 100  # iterations on one mesh unless the user says; chosen
+REACH = 3.0  # cells; if mass goes further, the step is first solved on a coarser mesh; chosen
+# A cell whose mass is stretched by more than this, the norm of DS, is cut into more particles, because they
+# would land further apart than the splines resolve; chosen: two cells.
+SPREAD = 2.0
+MOST_PARTS = 8  # particles of a cell along an axis, at most; chosen: 64 in the plane
+ROUNDS = 3  # ascents between which cells are cut, at most; chosen
+# Part of the mass below which stretched cells are left uncut; chosen: of the order of the tolerance.
+LITTLE = 5e-3
+# An ascent that stalls above this many times the tolerance is given up, because more particles do not
+# bring it there; chosen.
+HOPELESS = 15.0
+# A density that falls by more than this part of its maximum between two cells counts as discontinuous;
+# chosen.
+JUMP = 0.25
 _REMEDY = "relative error of the step about {:.1e}: smooth the density, raise tol, or refine the grid"
 
 
@@ -97,13 +106,15 @@ def tolerance(sizes: tuple[int, ...]) -> float:
 
 def _admit(mu: Grid, problem: MovementProblem) -> None:
     checks.positive(problem.tau, "tau")
-    if not isinstance(problem.metric, Wasserstein):
-        checks.fail("metric", repr(problem.metric), "grids know W2 only", "use Wasserstein()")
+    good = isinstance(problem.metric, Wasserstein)
+    checks.require(good, "metric", problem.metric, "grids know W2 only", "use Wasserstein()")
     sizes = tuple(mu.density.shape[len(mu.batch) :])
-    if len(sizes) > 2:
-        checks.fail("mu", repr(mu), "a JKO step on a Grid has one or two dimensions", "use Particles")
-    if min(sizes) < 4:
-        checks.fail("mu", repr(mu), "splines need at least four cells along each axis", "refine the grid")
+    checks.require(
+        len(sizes) <= 2, "mu", mu, "a JKO step on a Grid has one or two dimensions", "use Particles"
+    )
+    checks.require(
+        min(sizes) >= 4, "mu", mu, "splines need at least four cells along each axis", "refine the grid"
+    )
     if problem.energy.wants_graph(mu):
         raise DerivativeError("a JKO step on a Grid has no derivative; call it under torch.no_grad().")
 
@@ -233,7 +244,7 @@ def _solve(level: GridLevel, start: BlurredState | None) -> Found:
 
 
 def _climb(level: GridLevel, f: Array, parts: NDArray[np.intp] | None = None, done: int = 0) -> Found:
-    """The ascent from f on this mesh, in rounds between which the mass is cut where it is drawn apart."""
+    """The ascent from f on this mesh; between rounds, cells whose mass is stretched get more particles."""
     parts = np.ones(f.shape, dtype=np.intp) if parts is None else parts
     for _ in range(ROUNDS):
         dual = level.dual(parts)
@@ -267,7 +278,7 @@ def _doubled(f: Array) -> Array:
 
 
 def _finer(parts: NDArray[np.intp], at: Point, dual: Dual | LineDual) -> NDArray[np.intp]:
-    """More particles in the cells whose mass is drawn apart by more than SPREAD."""
+    """More particles for the cells whose mass is stretched by more than SPREAD."""
     if isinstance(dual, LineDual):
         return parts
     need = np.ceil(at.stretch / SPREAD).astype(np.intp)
@@ -309,5 +320,4 @@ def _gap(rho: Array, p: Array, at: Point, dual: Dual | LineDual) -> Array:
     outer = dual.cell * (rho * V).sum(axes)
     move = at.cost / (2 * dual.tau)
     size = np.maximum(np.abs(inner) + np.abs(outer) + move, 1e-300)
-    gap: Array = (inner + outer + move - (at.J + shift - rise)) / size
-    return gap
+    return (inner + outer + move - (at.J + shift - rise)) / size

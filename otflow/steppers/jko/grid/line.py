@@ -1,4 +1,4 @@
-"""The dual of a JKO step on a grid of the line, where it is exact and conservative."""
+"""The line: the dual of a JKO step on a one-dimensional grid, where it is exact and conserves mass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from otflow.steppers.jko.grid.dual import Model, Point
 from otflow.steppers.jko.grid.energy_terms import Terms
 from otflow.steppers.jko.grid.spline import Array
 
-FLOOR = 1e-6  # of the largest coefficient, for the vacuum
+FLOOR = 1e-6  # part of the largest coefficient that stands in for the vacuum, where it would be zero; chosen
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ class LineDual:
         m = np.pad(self.mass, ((0, 0), (2, 2)), mode="symmetric")
         far, a, b, beyond = m[:, :-3], m[:, 1:-2], m[:, 2:-1], m[:, 3:]
         low, high = np.minimum(a, b), np.maximum(a, b)
-        out: Array = np.minimum(np.clip((7 * (a + b) - far - beyond) / 12, low, high), 3 * low)
-        return out
+        return np.minimum(np.clip((7 * (a + b) - far - beyond) / 12, low, high), 3 * low)
 
     @cached_property
     def _cubics(self) -> Array:

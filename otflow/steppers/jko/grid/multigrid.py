@@ -1,4 +1,4 @@
-"""Degenerate elliptic systems on grids: conjugate gradients with a multigrid preconditioner."""
+"""Multigrid for degenerate elliptic systems on grids, as the preconditioner of conjugate gradients."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import scipy.sparse.linalg as direct
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-COARSE = 24  # nodes along an axis below which a factorisation is cheaper than another level
-DAMPING = 0.8  # of the Jacobi smoother
+COARSE = 24  # nodes along an axis below which a factorisation is cheaper than another level; chosen
+DAMPING = 0.8  # of the Jacobi smoother; customary: 4/5 smooths best for the five-point Laplacian
 
 
 def operator(mass: Array, edges: Sequence[Array], cross: Array | None, spacing: Sequence[float]) -> Any:
@@ -134,8 +134,7 @@ def _halves(n: int) -> Any:
 def cycle(grids: Hierarchy, b: Array, depth: int = 0) -> Array:
     """One symmetric V-cycle with two Jacobi sweeps on either side, for A x = b."""
     if depth == len(grids.levels):
-        out: Array = grids.bottom.solve(b)
-        return out
+        return grids.bottom.solve(b)
     A, D, P = (level := grids.levels[depth]).A, level.D, level.P
     x = b / D
     x += (b - A @ x) / D

@@ -16,8 +16,8 @@ from otflow.energies.internal import DensityBound, Entropy, Internal, PorousMedi
 from otflow.measures import Grid
 
 NEWTON = 8  # quadratic and monotone from the start below: 7 steps reach rounding for every argument
-BISECTIONS = 60
-SECANT = 30
+BISECTIONS = 60  # more than the 53 bits of a float64
+SECANT = 30  # steps for the multiplier of the mass, at most; chosen
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,9 @@ class Split:
 
     def admits(self, scale: float) -> None:
         """Refuse an entropy so negative that the step has no minimiser."""
-        if scale + self.entropy <= 0:
-            checks.fail(
-                "factor of Entropy()",
-                self.entropy,
-                f"eps / dt = {scale:g} must outweigh it",
-                "raise eps, or take a smaller dt",
-            )
+        good = scale + self.entropy > 0
+        rule = f"eps / dt = {scale:g} must outweigh it"
+        checks.require(good, "factor of Entropy()", self.entropy, rule, "raise eps, or take a smaller dt")
 
 
 def split(energy: Energy, mu: Grid, *, entropy: float = 0.0) -> Split:
@@ -71,12 +67,8 @@ def split(energy: Energy, mu: Grid, *, entropy: float = 0.0) -> Split:
 @singledispatch
 def _with(term: Energy, parts: Split, factor: float, mu: Grid) -> Split:
     """The split with one more term."""
-    checks.fail(
-        "energy",
-        repr(term),
-        "EntropicJKO() takes one internal energy, entropies, potentials and interactions",
-        "use JKO(), or leave this term out",
-    )
+    rule = "EntropicJKO() takes one internal energy, entropies, potentials and interactions"
+    checks.fail("energy", repr(term), rule, "use JKO(), or leave this term out")
 
 
 @_with.register
@@ -107,13 +99,10 @@ def _(term: Internal, parts: Split, factor: float, mu: Grid) -> Split:
 def _fits(term: Internal, mu: Grid) -> None:
     """Refuse a density bound under which the box cannot hold a unit of mass."""
     volume = mu.cell * mu.density[(0,) * len(mu.batch)].numel()
-    if isinstance(term, DensityBound) and term.limit * volume < 1 - 1e-12:
-        checks.fail(
-            "limit * volume of the grid",
-            term.limit * volume,
-            "the grid cannot hold the mass 1 below this density",
-            "raise the limit or enlarge the grid",
-        )
+    if isinstance(term, DensityBound):
+        room, rule = term.limit * volume, "the grid cannot hold the mass 1 below this density"
+        remedy = "raise the limit or enlarge the grid"
+        checks.require(room >= 1 - 1e-12, "limit * volume of the grid", room, rule, remedy)
 
 
 def of_mass_one(parts: Split, log_q: Tensor, scale: float, mu: Grid) -> Tensor:
