@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -15,6 +15,7 @@ from otflow.base.errors import ConvergenceError
 from otflow.base.linalg import ratio, widen
 from otflow.base.tangent import align
 from otflow.dynamics.flow import flow
+from otflow.dynamics.precision import in_double
 from otflow.dynamics.settling import FALLS, NOTHING, STAYS, Watch
 from otflow.dynamics.stretched_time import Modes, Stretched, shaken
 from otflow.fields import VelocityField
@@ -97,7 +98,9 @@ def limit(
     until a unit of s changes the covariance by less than ``tol`` times itself, and ever less. Eigenvalues
     that still fall like a power of t then have the limit zero: a gap that no threshold on their size shows.
     The whole law is followed. A mean that grows, as under softmax with V = I, makes it diverge; the
-    covariance does not feel the mean, so centre the law to ask for the covariance alone.
+    covariance does not feel the mean, so centre the law to ask for the covariance alone. A law in single
+    precision is followed in double, except by a field with functions that insist on single: there only
+    looser tolerances (1e-4 and 1e-5, say) are above rounding.
 
     Args:
         field: a field that is affine on Gaussians.
@@ -120,7 +123,7 @@ def limit(
     rule = "a limit is that of weights which do not jump any more"
     remedy = "flow to the last jump first, and ask for the limit of the last layer"
     checks.require(not field.switches, "field.switches", field.switches, rule, remedy)
-    mu0 = _narrow(mu0)
+    dtype, mu0 = mu0.dtype, _narrow(mu0)
     options = _Options(
         tol=checks.positive(tol, "tol"),
         length=math.log(10) * checks.count(decades, "decades"),
@@ -128,9 +131,10 @@ def limit(
         max_steps=checks.count(max_steps, "max_steps"),
     )
     with torch.no_grad():
+        field, mu0 = in_double(field, mu0)
         path = Stretched.of(field, mu0)
         first = _run(path, mu0, mu0, Dopri5(options.rtol, _atol(mu0)), options)
-        result = _again(first, mu0, options)
+        result = _rounded(_again(first, mu0, options), dtype)
     missing = int((torch.as_tensor(result.status == "budget")).sum())
     if missing and on_failure == "raise":
         raise ConvergenceError(
@@ -140,6 +144,14 @@ def limit(
             result,
         )
     return result
+
+
+def _rounded(found: Limit, dtype: torch.dtype) -> Limit:
+    """What was found, the law and its spectrum in the precision of the start."""
+    if found.measure.dtype == dtype:
+        return found
+    measure = found.measure.at([c.to(dtype) for c in found.measure.coords])
+    return replace(found, measure=measure, spectrum=found.spectrum.to(dtype), slopes=found.slopes.to(dtype))
 
 
 def _narrow(mu: Gaussian) -> Gaussian:

@@ -10,6 +10,7 @@ import torch
 
 import otflow as of
 from otflow import closed_forms
+from otflow.limits.precision import in_double
 
 Array = np.ndarray
 
@@ -256,3 +257,40 @@ def test_limits_in_single_precision_exist() -> None:
     found = of.limit(of.SoftmaxAttention(A, eye, eye), of.Gaussian(torch.zeros(2), eye), tol=1e-4, rtol=1e-5)
     assert found.status == "ok"
     assert found.measure.root.dtype == torch.float32
+
+
+DTYPES = (torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_last_bit_of_single_precision_does_not_decide_whether_there_is_a_limit(seed: int) -> None:
+    """By default steps are to be accurate to 1e-9 and rest to 1e-7, which single precision cannot show."""
+    rng, eye = np.random.default_rng(seed), torch.eye(2)
+    B, root, V = (rng.standard_normal((2, 2)).astype(np.float32) for _ in range(3))
+    A = torch.from_numpy(B @ B.T)
+    field, wide = (of.SoftmaxAttention(*(w.to(d) for w in (A, eye, torch.from_numpy(V)))) for d in DTYPES)
+    found = of.limit(field, of.Gaussian(torch.zeros(2), root), on_failure="return")
+    exact = of.limit(wide, of.Gaussian(np.zeros(2), root.astype(float)), on_failure="return")
+    assert (found.status, int(found.rank)) == (exact.status, int(exact.rank))
+    assert found.measure.dtype == found.spectrum.dtype == found.slopes.dtype == torch.float32
+    torch.testing.assert_close(found.spectrum.double(), exact.spectrum, rtol=1e-6, atol=1e-30)
+
+
+def test_fields_of_every_make_are_followed_in_double_precision() -> None:
+    """Sums, heads and energies of constant weights; a function of time that gives single stays single."""
+    eye, mu = torch.eye(2), of.Gaussian(torch.zeros(2), torch.tensor([[1.0, 0.5], [0.2, 0.8]]))
+    attention = of.SoftmaxAttention(eye, eye, -eye)
+    for field in (
+        attention + 0.5 * of.SoftmaxAttention(eye, eye, -eye),
+        of.SteepestDescent(of.SquaredScores(eye), of.Wasserstein()),
+        of.SteepestDescent(of.QuadraticPotential(eye), of.Wasserstein()),
+    ):
+        wide, nu = in_double(field, mu)
+        assert nu.dtype == torch.float64
+        a, b = field(0.0, mu), wide(0.0, nu)
+        for one, other in zip(a, b, strict=True):
+            assert (one.dtype, other.dtype) == DTYPES
+            torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-6)
+    stubborn = of.SoftmaxAttention(lambda t: eye, eye, -eye)
+    assert in_double(stubborn, mu)[1].dtype == torch.float32
+    assert attention.Q(torch.zeros(())).dtype == torch.float32  # the field itself is left alone
