@@ -62,7 +62,7 @@ class GaussianWeights:
         own = {"sigma_V": _deviation(sigma_V, "sigma_V", d), "sigma_A": _deviation(sigma_A, "sigma_A", d)}
         means = {"mean_V": _mean(mean_V, "mean_V", d), "mean_A": _mean(mean_A, "mean_A", d)}
         for name, value in ({"d": d} | own | means).items():
-            object.__setattr__(self, name, value)  # the class is frozen: means must not change under a run
+            object.__setattr__(self, name, value)  # the class is frozen
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """V and A of shape (*shape, d, d), as matrices."""

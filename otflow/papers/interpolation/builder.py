@@ -23,15 +23,13 @@ class Builder:
     w: list[Array]
     rng: np.random.Generator
     pieces: list[SpherePiece] = field(default_factory=list)
-    groups: list[list[Indices]] = field(
-        default_factory=list
-    )  # of each cloud: the points that go to each atom
-    alphas: list[Array | None] = field(
-        default_factory=list
-    )  # that drove the others aside when it was gathered
-    returned: list[float] = field(
-        default_factory=list
-    )  # how far step i leaves the others from where they were
+    # Of each cloud: the points that go to each atom, and the alpha that drove the others aside for it.
+    groups: list[list[Indices]] = field(default_factory=list)
+    alphas: list[Array | None] = field(default_factory=list)
+    returned: list[float] = field(default_factory=list)  # how far steps leave others from where they were
+
+    def __post_init__(self) -> None:
+        self.groups, self.alphas = [[np.arange(len(x))] for x in self.x], [None for _ in self.x]
 
     @property
     def d(self) -> int:

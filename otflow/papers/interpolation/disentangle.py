@@ -20,10 +20,7 @@ from otflow.papers.interpolation.builder import Builder, fail, unit
 from otflow.papers.interpolation.gates import gather, split
 from otflow.papers.interpolation.pieces import COARSE, GreatCircle, SpherePiece, shifts
 
-SPREAD, CAP = (
-    1.2,
-    0.75,
-)  # wider than this about the centre, all clouds are first driven into a cap of radius CAP
+SPREAD, CAP = 1.2, 0.75  # clouds wider than this about the centre are first driven into a cap of radius CAP
 ASIDE = 0.7  # how far from +-alpha others may be while a cloud is cut into atoms, as a distance from its line
 LATEST, GRID = 9.0, 90  # the longest time that attention drives clouds apart, and how finely it is searched
 TRIED, SAMPLE = 8, 1000  # directions that are tried in full, and points of a cloud that decide between them
@@ -41,8 +38,7 @@ def hole(x: Array, rng: np.random.Generator) -> tuple[Array, float]:
     nearest = np.array([np.max(x @ z) for z in centre])
     best = centre[int(nearest.argmin())]
     for scale in 0.3 * 0.85 ** np.arange(30):
-        near = unit(best + scale * rng.standard_normal((20, x.shape[1])))
-        near = np.concatenate([best[None], near])
+        near = np.vstack([best, unit(best + scale * rng.standard_normal((20, x.shape[1])))])
         best = near[int((x @ near.T).max(0).argmin())]
     return best, float(np.arccos(np.clip(np.max(x @ best), -1, 1)))
 
@@ -55,12 +51,9 @@ def to_cap(b: Builder, least: float) -> None:
         return
     omega, radius = hole(x, b.rng)
     if radius < least:
-        checks.fail(
-            "largest hole in the supports of the sources",
-            f"a ball of radius {radius:.3g}",
-            f"the construction drives everything away from a common hole of radius {least:g}",
-            "move the sources, or lower least_hole",
-        )
+        what, found = "largest hole in the supports of the sources", f"a ball of radius {radius:.3g}"
+        rule = f"the construction drives everything away from a common hole of radius {least:g}"
+        checks.fail(what, found, rule, "move the sources, or lower least_hole")
     time = math.log(math.tan((math.pi - radius) / 2) / math.tan(CAP / 2))
     if time > 0:
         b.run(SpherePiece(time, -omega, speed=1.0, phase="to a cap"))
@@ -93,9 +86,8 @@ def _angle(means: Array) -> float:
 
 
 def _angle_after(b: Builder, piece: SpherePiece) -> float:
-    few = [_thin(x, w, np.random.default_rng(0)) for x, w in zip(b.x, b.w, strict=True)]
-    moved = [w @ piece.move(x, w) for x, w in few]
-    return _angle(np.stack(moved))
+    few = (_thin(x, w, np.random.default_rng(0)) for x, w in zip(b.x, b.w, strict=True))
+    return _angle(np.stack([w @ piece.move(x, w) for x, w in few]))
 
 
 def _balls(b: Builder) -> list[SpherePiece]:
@@ -221,8 +213,7 @@ def _when(others: list[tuple[Array, Array]], alpha: Array, e: Array, level: floa
     for x, w in others:
         path = GreatCircle.of(x, alpha)
         along = np.ones(len(x)) if atoms else path.e @ e
-        S = shifts(path.s, w, 1.0, times, COARSE)
-        s = path.s + S[:, None]
+        s = path.s + shifts(path.s, w, 1.0, times, COARSE)[:, None]
         height = np.maximum(height, (along / np.cosh(s)).max(1))
     below = np.flatnonzero(height <= level)
     k = int(below[0]) if len(below) else int(height.argmin())

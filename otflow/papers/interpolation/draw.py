@@ -67,8 +67,8 @@ def atoms(runs: InterpolationRuns) -> Any:
         ax, end = of.plot.spatial(plane), runs.atoms(mu)
         which = mu.space.pairwise(end.x, nu.x).argmin(1).numpy()[:400]
         some, colours = of.Particles(mu.x[:400], space=of.Sphere()), list(np.array(COLOUR)[which])
+        ax.view_init(**VIEW)  # before points are drawn: the outline of the sphere depends on it
         of.plot.particles(some, ax=ax, color=colours, size=7)
-        ax.view_init(**VIEW)
         above = 1.02 * nu.x.numpy().T  # a little above the sphere, which would hide them
         marks: Any = {"s": 400 * MASSES, "color": COLOUR, "edgecolor": of.plot.INK, "linewidth": 0.8}
         ax.scatter(*above, depthshade=False, **marks)

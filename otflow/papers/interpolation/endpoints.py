@@ -42,18 +42,13 @@ def dimension(mu: Any, name: str) -> Particles:
     """Particles on a sphere of dimension at least two, without batch axes, in float64 and without graph."""
     checks.instance(mu, Particles, name)
     if not isinstance(mu.space, Sphere):
-        checks.fail(
-            f"{name}.space", mu.space, "measures on the unit sphere are needed", "pass space=Sphere()"
-        )
+        rule = "measures on the unit sphere are needed"
+        checks.fail(f"{name}.space", mu.space, rule, "pass space=Sphere()")
     if mu.batch:
         checks.fail(f"{name}.x.shape", tuple(mu.x.shape), "one measure is needed, (n, d)", "pass one by one")
     if mu.d < 3:
-        checks.fail(
-            f"{name}.d",
-            mu.d,
-            "on a circle points cannot pass each other, so that their order stays; d >= 3 is needed",
-            "embed the circle in a sphere of R^3",
-        )
+        rule = "on a circle points cannot pass each other, so that their order stays; d >= 3 is needed"
+        checks.fail(f"{name}.d", mu.d, rule, "embed the circle in a sphere of R^3")
     weights = None if mu.weights is None else mu.weights.detach().cpu().double()
     label = None if mu.label is None else mu.label.detach().cpu()
     x = checks.finite(mu.x.detach().cpu().double(), f"{name}.x")
@@ -77,13 +72,11 @@ def targets_of(targets: Any, mus: list[Particles]) -> list[Target]:
     """A target for every source, on the same sphere."""
     single = isinstance(targets, Particles | str) or getattr(targets, "ndim", 1) == 0
     if single or not hasattr(targets, "__len__"):
-        checks.fail(
-            "targets", f"{targets!r:.60}", "a target for each source is needed", "pass a list of them"
-        )
+        rule = "a target for each source is needed"
+        checks.fail("targets", f"{targets!r:.60}", rule, "pass a list of them")
     if len(targets) != len(mus):
-        checks.fail(
-            "len(targets)", len(targets), f"there are {len(mus)} sources", "pass one target for each of them"
-        )
+        rule = f"there are {len(mus)} sources"
+        checks.fail("len(targets)", len(targets), rule, "pass one target for each of them")
     return [_target(y, f"targets[{i}]", mus[i]) for i, y in enumerate(targets)]
 
 
@@ -95,18 +88,13 @@ def _target(value: Any, name: str, mu: Particles) -> Target:
     else:
         x, w = on_sphere(value, name)[None], np.ones(1)
     if x.shape[1] != mu.d:
-        checks.fail(
-            f"{name}.d", x.shape[1], f"the sources have d = {mu.d}", "pass a target in the same space"
-        )
+        rule = f"the sources have d = {mu.d}"
+        checks.fail(f"{name}.d", x.shape[1], rule, "pass a target in the same space")
     if len(x) > MOST:
         checks.fail(f"{name}.n", len(x), f"a target of at most {MOST} atoms is needed", "take fewer atoms")
-    if len(x) > int((mu.w > 0).sum()):
-        checks.fail(
-            f"{name}.n",
-            len(x),
-            f"its source has {int((mu.w > 0).sum())} points",
-            "take fewer atoms, or more points",
-        )
+    if len(x) > (points := int((mu.w > 0).sum())):
+        rule = f"its source has {points} points"
+        checks.fail(f"{name}.n", len(x), rule, "take fewer atoms, or more points")
     return Target(x, w)
 
 
@@ -137,12 +125,9 @@ def same(mus: list[Particles], aims: list[Target]) -> list[int]:
         if twin is None:
             chosen.append(i)
         elif not aims[i].equals(aims[twin]):
-            checks.fail(
-                f"sources[{twin}], sources[{i}]",
-                "the same measure",
-                "one flow takes a measure to one place, and their targets differ",
-                "give them one target, or change one of them",
-            )
+            both, rule = f"sources[{twin}], sources[{i}]", "one flow takes a measure to one place"
+            remedy = "give them one target, or change one of them"
+            checks.fail(both, "the same measure", f"{rule}, and their targets differ", remedy)
     return chosen
 
 

@@ -20,10 +20,7 @@ from otflow.papers.interpolation.endpoints import on_sphere
 from otflow.papers.interpolation.pieces import SpherePiece
 
 TIED = 1e-9  # values nearer than this are one: no cut goes between them
-OUTERMOST, SHRINK = (
-    25.0,
-    0.42,
-)  # degrees from the middle to the outermost atoms, and how much nearer the next are
+OUTERMOST, SHRINK = 25.0, 0.42  # degrees from the middle to the outermost atoms; the next are so much nearer
 SMALL = 0.2  # radius of the cloud over the angle to the innermost atoms
 
 

@@ -76,8 +76,7 @@ def _free(at: Array, jobs: list[Job], rng: np.random.Generator) -> Array:
     """A place far from all clusters and all targets, the best of some."""
     drawn = unit(rng.standard_normal((WAYPOINTS, at.shape[1])))
     taken = np.concatenate([at, np.stack([job.target for job in jobs])])
-    best: Array = drawn[int((drawn @ taken.T).max(1).argmin())]
-    return best
+    return np.asarray(drawn[(drawn @ taken.T).max(1).argmin()])
 
 
 def _disturbed(b: Builder, before: list[Array], job: Job) -> float:
@@ -120,9 +119,8 @@ def _straight(p: Array, y: Array, others: Array, rng: np.random.Generator) -> Wa
     arc = _arc(p, y)
     a = _parting(arc, others)
     low, high = float((arc @ a).min()), float((others @ a).max())
-    if low - high < 2e-4:
-        return Way((low - high) / 2, ())
-    return Way((low - high) / 2, (_along(p, y, a, -(low + high) / 2, "move"),))
+    gap = low - high
+    return Way(gap / 2, () if gap < 2e-4 else (_along(p, y, a, -(low + high) / 2, "move"),))
 
 
 def _bent(p: Array, y: Array, others: Array, rng: np.random.Generator) -> Way:
@@ -152,9 +150,8 @@ def _parting(one: Array, other: Array) -> Array:
     weight = 100.0  # of the two sums that are one
     sums = weight * np.stack([np.r_[np.ones(len(one)), np.zeros(len(other))]] * 2)
     sums[1] = weight - sums[1]
-    parts = nnls(
-        np.vstack([np.hstack([one.T, -other.T]), sums]), np.r_[np.zeros(one.shape[1]), weight, weight]
-    )[0]
+    system = np.vstack([np.hstack([one.T, -other.T]), sums])
+    parts = nnls(system, np.r_[np.zeros(one.shape[1]), weight, weight])[0]
     normal = one.T @ parts[: len(one)] - other.T @ parts[len(one) :]
     length = float(np.linalg.norm(normal))
     return unit(one[0] - other[0]) if length < 1e-9 else normal / length
@@ -201,22 +198,14 @@ def _towards(omega: Array, gamma: Array, eps: float, others: Array) -> SpherePie
 
 def _normal(p: Array, y: Array, others: Array, rng: np.random.Generator) -> Array:
     """gamma orthogonal to p and y, as far from orthogonal to all others as can be."""
-    plane = np.stack([p, y])
-    if np.linalg.norm(y - p) < 1e-6:
-        plane = p[None]
+    plane = p[None] if np.linalg.norm(y - p) < 1e-6 else np.stack([p, y])
     basis = np.linalg.svd(plane)[2][len(plane) :]
     drawn = unit(rng.standard_normal((NORMALS, len(basis)))) @ basis if len(basis) > 1 else basis
-    best: Array = drawn[int(np.abs(others @ drawn.T).min(0).argmax())]
-    return best
+    return np.asarray(drawn[np.abs(others @ drawn.T).min(0).argmax()])
 
 
 def _gathered_bent(p: Array, y: Array, others: Array, rng: np.random.Generator) -> Way:
     """The same, twice, by way of a third point."""
-    found = Way(-1.0, ())
-    for z in unit(rng.standard_normal((WAYPOINTS, len(p)))):
-        found = max(
-            found,
-            _joined(_gathered(p, z, others, rng), _gathered(z, y, others, rng)),
-            key=lambda way: way.margin,
-        )
-    return found
+    middle = unit(rng.standard_normal((WAYPOINTS, len(p))))
+    ways = (_joined(_gathered(p, z, others, rng), _gathered(z, y, others, rng)) for z in middle)
+    return max(ways, key=lambda way: way.margin)

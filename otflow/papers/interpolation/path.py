@@ -103,12 +103,10 @@ class Path:
         """
         frames = checks.count(frames, "frames")
         times, phases, measures = [0.0], ["start"], [self._admit(mu)]
-        for piece in self.pieces:
-            short = piece.during(piece.time / frames)
-            for _ in range(frames):
-                times.append(times[-1] + short.time)
-                phases.append(piece.phase)
-                measures.append(self._moved(measures[-1], (short,)))
+        for short in (piece.during(piece.time / frames) for piece in self.pieces for _ in range(frames)):
+            times.append(times[-1] + short.time)
+            phases.append(short.phase)
+            measures.append(self._moved(measures[-1], (short,)))
         return Frames(tuple(times), tuple(phases), tuple(measures))
 
     def __repr__(self) -> str:
@@ -132,13 +130,11 @@ class Path:
 
     def _measure(self, sources: Sequence[Particles]) -> None:
         """Run the path on the sources themselves and note where they end."""
-        ends = [self(mu) for mu in sources]
-        found = [t.nearest(mu) for mu, t in zip(ends, self._targets, strict=True)]
+        found = [t.nearest(self(mu)) for mu, t in zip(sources, self._targets, strict=True)]
         self.errors = np.array([error for error, _ in found])
         self.masses = tuple(mass for _, mass in found)
-        self.mass_errors = np.array(
-            [float(np.abs(m - t.w).max()) for m, t in zip(self.masses, self._targets, strict=True)]
-        )
+        off = [np.abs(mass - t.w).max() for mass, t in zip(self.masses, self._targets, strict=True)]
+        self.mass_errors = np.array(off)
 
 
 def interpolate(
@@ -217,9 +213,7 @@ class BuildPlan(NamedTuple):
 def _builder(mus: list[Particles], rng: np.random.Generator) -> Builder:
     """The clouds, without points that have no mass."""
     pairs = [(mu.x.numpy(), mu.w.numpy()) for mu in mus]
-    b = Builder([x[w > 0] for x, w in pairs], [w[w > 0] for _, w in pairs], rng)
-    b.groups, b.alphas = [[np.arange(len(x))] for x in b.x], [None for _ in b.x]
-    return b
+    return Builder([x[w > 0] for x, w in pairs], [w[w > 0] for _, w in pairs], rng)
 
 
 def _build(b: Builder, plan: BuildPlan) -> float:

@@ -34,9 +34,7 @@ from otflow.measures import Particles
 from otflow.steppers import Dopri5
 
 FINEST = 1e-150  # a point so near the pole, or its antipode, is taken to be there
-NEAR = (
-    1e-4  # where |c| is so close to |a.p|, the closed form of a gate has lost eight digits, and flow serves
-)
+NEAR = 1e-4  # where |c| is so close to |a.p|, closed forms of gates have lost eight digits, and flow serves
 LAST = 300.0  # rapidities beyond this are at the pole in floating point, many times over
 FINE, COARSE = 1e-12, 1e-6  # tolerances of the scalar equation, for moving points and for a search
 
@@ -59,8 +57,7 @@ class GreatCircle(NamedTuple):
     def at(self, s: Array) -> Array:
         """The points (n, d) when the rapidities are s."""
         x = np.tanh(s)[:, None] * self.pole + (1 / np.cosh(np.clip(s, -300, 300)))[:, None] * self.e
-        out: Array = x / np.linalg.norm(x, axis=1, keepdims=True)
-        return out
+        return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,8 +112,7 @@ class SpherePiece:
 
     def gate(self, x: Array) -> Array:
         """a.x + c, (n,)."""
-        out: Array = x @ self.direction + self.c
-        return out
+        return np.asarray(x @ self.direction + self.c)
 
     def move(self, x: Array, weights: Array) -> Array:
         """The points (n, d) after the piece, from x with their weights (n,)."""
@@ -151,8 +147,7 @@ class SpherePiece:
         """The times (n,) at which an open gate has brought the points x to the rapidities s >= theirs."""
         path = GreatCircle.of(x, np.sign(self.speed) * self.pole)
         gate = _Gate.of(path, self)
-        out: Array = (gate.clock(s) - gate.clock(path.s)) / abs(self.speed)
-        return out
+        return np.asarray((gate.clock(s) - gate.clock(path.s)) / abs(self.speed))
 
 
 def shifts(s: Array, weights: Array, gain: float, times: Array, tol: float = FINE) -> Array:
@@ -180,8 +175,7 @@ class _Gate(NamedTuple):
 
     def rise(self, s: Array) -> Array:
         """cosh(s) s', halved exponentials kept together."""
-        out: Array = self.c * np.cosh(s) + self.A * np.sinh(s) + self.E
-        return out
+        return np.asarray(self.c * np.cosh(s) + self.A * np.sinh(s) + self.E)
 
     def clock(self, s: Array) -> Array:
         """|w| t in terms of s: (c s - A log G - 2 E c J) / (c^2 - A^2), G = cosh(s) s', J' = e^s / 2G."""
@@ -190,13 +184,10 @@ class _Gate(NamedTuple):
         gap = np.where(np.abs(gap) < 1e-14, np.where(gap < 0, -1e-14, 1e-14), gap)
         root, y = np.sqrt(np.abs(gap)), (self.A + self.c) * np.exp(s) + self.E
         with np.errstate(divide="ignore", invalid="ignore"):
-            J = np.where(
-                gap < 0, np.arctan(y / root) / root, np.log(np.abs((y - root) / (y + root))) / (2 * root)
-            )
-            out: Array = (
-                self.c * s - self.A * np.log(np.abs(self.rise(s))) - 2 * self.E * self.c * J
-            ) / square
-        return out
+            angle, log = np.arctan(y / root) / root, np.log(np.abs((y - root) / (y + root))) / (2 * root)
+            J = np.where(gap < 0, angle, log)
+            top = self.c * s - self.A * np.log(np.abs(self.rise(s))) - 2 * self.E * self.c * J
+        return np.asarray(top / square)
 
     def end(self) -> Array:
         """The rapidity at which a point would come to rest on the edge of the gate; inf if nowhere."""
@@ -205,8 +196,7 @@ class _Gate(NamedTuple):
         with np.errstate(divide="ignore", invalid="ignore"):
             ends = np.log(np.stack([(-self.E - root), (-self.E + root)]) / (self.A + self.c))
         ahead = np.isfinite(ends) & (ends > self.s) & (gap >= 0)
-        out: Array = np.where(ahead, ends, np.inf).min(0)
-        return out
+        return np.asarray(np.where(ahead, ends, np.inf).min(0))
 
     def after(self, time: float) -> Array:
         """The rapidities at |w| t = time: Newton's method, and bisection where it leaves the bracket."""

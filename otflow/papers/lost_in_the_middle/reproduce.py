@@ -118,7 +118,7 @@ def _threshold_claims() -> list[Claim]:
 
 
 def _figure_claims() -> list[Claim]:
-    minima = {0.25: 0.0621, 0.5: 0.1257, 1.0: 0.2591}  # read off the paper's figure
+    minima = {0.25: 0.0621, 0.5: 0.1257, 1.0: 0.2591}  # as given with the paper's figure
     rise = np.diff(profile(GRID, 5.0)).max()
     return [
         *(
@@ -164,7 +164,7 @@ def _simulation_claims(plain: list[Blocks], sharp: list[Blocks], longer: list[Bl
 
 
 def _law_claim(law: Array, prompts: int) -> Claim:
-    """The first stretch is left out: tokens there hear too few others to be near the limit."""
+    """The first stretch is left out: its first tokens hear few others, and the limit is that of many."""
     limit = causal.correlation_functions(lambda x: np.exp(runs.KAPPA * np.cos(x)), 1.0, BETA).mean(1).real
     return PAPER(
         "the mean field does not see positions: E cos theta off the limit, in nine stretches of 200 tokens"

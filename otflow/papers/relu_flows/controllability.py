@@ -60,7 +60,7 @@ def run(frame: Frame) -> Result:
 
 def _line_claims(line: list[rf.Transport]) -> list[Claim]:
     kl, tv = values(line, "kl"), values(line, "tv")
-    fine = LINE >= 16  # coarser nodes do not yet see both bumps of the target
+    fine = LINE >= 16  # the rates are asymptotic in K
     return [
         Source(f"{ON_THE_LINE}: K + 2")("on the line: pieces for K = 128").equal(130, line[-1].pieces),
         SWITCHES("on the line: exponent of KL against K, from K = 16 on").equal(
