@@ -19,31 +19,20 @@ plateau that would single out the modes of the start.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
 from otflow.papers import kde_modes
-from otflow.papers.kde_modes.runs import (
-    CURVE,
-    EXPONENTS,
-    HISTOGRAM,
-    TIMES,
-    Array,
-    CircleModes,
-    ModeGrowth,
-    clustered,
-    counted,
-    damped,
-    grown,
-    places,
-    sample,
-)
+from otflow.papers.kde_modes import runs
+from otflow.papers.kde_modes.runs import CURVE, EXPONENTS, HISTOGRAM, TIMES, Array, CircleModes, ModeGrowth
 from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.fits import slope
 from otflow.reproduce.frame import Frame
 
 PAPER = Source("Geshkovski, Rigollet, Sun 2026, arXiv 2412.09080")
-OURS = Source("otflow.papers.kde_modes.expected_modes")
+EXPECTED, DENSITY = (Source(f"otflow.papers.kde_modes.{name}") for name in ("expected_modes", "mode_density"))
+MAMMEN = Source(f"Mammen, quoted in {PAPER}")
 
 
 def run(frame: Frame) -> Result:
@@ -51,147 +40,104 @@ def run(frame: Frame) -> Result:
     from otflow.papers.kde_modes import draw
 
     frame.stage(0.0, "histogram")
-    n, beta, runs = HISTOGRAM
-    counts = counted(n, beta, runs)
-    where = places(60 if frame.quick else 600)
-    growth = {}
-    sizes = (1000, 10_000) if frame.quick else (1000, 10_000, 100_000)
+    counts, where = runs.counted(*HISTOGRAM), runs.places(frame.size(60, 600))
+    growth, sizes = {}, frame.size((1000, 10_000), (1000, 10_000, 100_000))
     for i, n in enumerate(sizes):
         frame.stage(0.1 + 0.4 * i / len(sizes), f"{n} tokens")
-        growth[n] = grown(n, 150_000 if frame.quick else 4_000_000)
+        growth[n] = runs.grown(n, frame.size(150_000, 4_000_000))
     frame.stage(0.5, "circle")
-    circles = {beta: clustered(beta, 12 if frame.quick else 100) for beta in (25.0, 100.0)}
+    circles = {beta: runs.clustered(beta, frame.size(12, 100)) for beta in (25.0, 100.0)}
     frame.stage(0.9, "claims")
     claims = [
         *_number_claims(counts, growth),
         *_law_claims(),
-        *_place_claims(where),
-        _erratum(where),
+        *_place_claims(*where),
         *_circle_claims(circles),
     ]
     figures = {
-        "curve": draw.curve(sample()),
+        "curve": draw.curve(runs.sample()),
         "histogram": draw.histogram(counts),
         "growth": draw.growth(growth),
         "density": draw.density(*where),
         "circle": draw.circle(circles),
     }
-    return Result(claims, figures, _data(counts, where, growth, circles))
+    data = {"counts": counts, "places": where[0], "times": TIMES}
+    parts = {f"growth_{n}": g for n, g in growth.items()} | {f"circle_{b:g}": c for b, c in circles.items()}
+    data |= {
+        f"{name}_{key}": values for name, part in parts.items() for key, values in part._asdict().items()
+    }
+    return Result(claims, figures, data)
 
 
-# --- what is measured ----------------------------------------------------------------------------------
-
-
-# --- claims --------------------------------------------------------------------------------------------
-
-
-def _number_claims(counts: Array, growth: dict[int, ModeGrowth]) -> list[Claim]:
-    n, beta, runs = HISTOGRAM
-    expected = kde_modes.expected_modes(n, beta).item()
-    histogram = OURS(
-        f"n = {n}, beta = {beta:g}: the mean number of modes over {runs} runs (within 4 standard errors)"
-    ).equal(expected, counts.mean(), atol=4 * float(counts.std(ddof=1)) / math.sqrt(runs))
-    high = np.array(EXPONENTS) >= 0.6
-    ratios = [
-        OURS(
+def _number_claims(counts: Array, growth: dict[int, ModeGrowth]) -> Iterator[Claim]:
+    n, beta, many = HISTOGRAM
+    error = float(counts.std(ddof=1)) / math.sqrt(many)
+    yield EXPECTED(
+        f"n = {n}, beta = {beta:g}: the mean number of modes over {many} runs (within 4 standard errors)"
+    ).equal(kde_modes.expected_modes(n, beta), counts.mean(), atol=4 * error)
+    for n, g in growth.items():
+        yield EXPECTED(
             f"n = {n}, beta = n^0.6 to n^1.6: expected against simulated (largest relative difference)"
-        ).at_most(0.04, np.abs(g.expected / g.mean - 1)[high].max())
-        for n, g in growth.items()
-    ]
-    diagonal = [(n, g.mean[EXPONENTS.index(1.0)]) for n, g in growth.items()]
-    x = [math.sqrt(n * math.log(n)) for n, _ in diagonal]
-    power = PAPER.at("main theorem")(
+        ).at_most(0.04, np.abs(g.expected / g.mean - 1)[np.array(EXPONENTS) >= 0.6].max())
+    x, diagonal = [math.sqrt(n * math.log(n)) for n in growth], EXPONENTS.index(1.0)
+    yield PAPER.at("main theorem")(
         "beta = n: the number of modes grows like a power of sqrt(beta log beta) (exponent 1)"
-    ).within(0.95, 1.05, slope(x, [m for _, m in diagonal]))
-    return [histogram, *ratios, power]
+    ).within(0.95, 1.05, slope(x, [g.mean[diagonal] for g in growth.values()]))
 
 
 def _law_claims() -> list[Claim]:
-    n = 1e120
-    ratio = (kde_modes.expected_modes(n, n) / math.sqrt(n * math.log(n))).item()
-    threshold = _threshold()
-    inside = [
-        kde_modes.kac_rice_modes(1e15, 1e15**b, between=(-1.0, 1.0)).item() for b in (0.3, 0.55, 0.6, 0.9)
-    ]
+    n, N = 1e120, 1e15
+    ratio = kde_modes.expected_modes(n, n) / math.sqrt(n * math.log(n))
+    inside = [kde_modes.kac_rice_modes(N, N**b, between=(-1.0, 1.0)).item() for b in (0.3, 0.55, 0.6, 0.9)]
     return [
         PAPER.at("main theorem, with the constant of the formula of Kac and Rice")(
             "n = beta = 1e120: expected number over sqrt(beta log beta), limit sqrt(3/2) / pi"
-        ).equal(kde_modes.asymptotic_constant(1.0).item(), ratio, rtol=0.01),
+        ).equal(kde_modes.asymptotic_constant(1.0), ratio, rtol=0.01),
         Source("second derivative in the middle")(
             "two tokens have two modes beyond a distance of 2 bandwidths (bisection)"
-        ).equal(2.0, threshold, atol=1e-8),
-        Source(f"Mammen, quoted in {PAPER}")("n = 1e15, beta = n^0.3: expected modes in [-1, 1]").equal(
-            1.0, inside[0], rtol=0.01
-        ),
-        Source(f"Mammen, quoted in {PAPER}")(
+        ).equal(2.0, runs.threshold(), atol=1e-8),
+        MAMMEN("n = 1e15, beta = n^0.3: expected modes in [-1, 1]").equal(1.0, inside[0], rtol=0.01),
+        MAMMEN(
             "n = 1e15, beta from n^0.55 to n^0.6: exponent of beta for the modes expected in [-1, 1]"
-        ).equal(1.25, slope([1e15**0.55, 1e15**0.6], inside[1:3]), rtol=0.01),
-        Source(f"Mammen, quoted in {PAPER}")(
+        ).equal(1.25, slope([N**0.55, N**0.6], inside[1:3]), rtol=0.01),
+        MAMMEN(
             "n = 1e15, beta = n^0.9: modes expected in [-1, 1], per bandwidth, tend to sqrt(3/2) / (2 pi)"
-        ).equal(math.sqrt(1.5) / (2 * math.pi), inside[3] / (2 * 1e15**0.45), rtol=0.01),
+        ).equal(math.sqrt(1.5) / (2 * math.pi), inside[3] / (2 * N**0.45), rtol=0.01),
     ]
 
 
-def _threshold() -> float:
-    """The smallest distance, to 2^-28, at which two tokens have two modes of bandwidth one."""
-    low, high = 1.0, 3.0
-    for _ in range(29):
-        middle = (low + high) / 2
-        low, high = (low, middle) if kde_modes.count_modes([0.0, middle], 1.0) == 2 else (middle, high)
-    return high
-
-
-def _place_claims(where: tuple[Array, int]) -> list[Claim]:
-    n, beta = CURVE
-    t = where[0]
-    low, high = (edge.item() for edge in kde_modes.belt(n, beta))
-    grid = np.linspace(0, 8, 8001)
+def _place_claims(t: Array, many: int) -> list[Claim]:
+    (n, beta), grid, places = CURVE, np.linspace(0, 8, 8001), np.sort(np.abs(t))
     density = kde_modes.mode_density(grid, n, beta).numpy()
-    in_belt = (grid >= low) & (grid <= high)
-    share = float(((np.abs(t) >= low) & (np.abs(t) <= high)).mean())
-    share_below = np.interp(np.sort(np.abs(t)), grid, np.cumsum(density) / density.sum())
+    expected, found = (runs.in_belt(s) for s in (grid, places))
+    share_below = np.interp(places, grid, np.cumsum(density) / density.sum())
     off = np.abs(share_below - (np.arange(len(t)) + 0.5) / len(t))
+    case = f"n = {n}, beta = {beta:g}"
     return [
-        OURS(f"n = {n}, beta = {beta:g}: share of the modes in the belt").equal(
-            density[in_belt].sum() / density.sum(), share, atol=0.05
+        EXPECTED(f"{case}: share of the modes in the belt").equal(
+            density[expected].sum() / density.sum(), found.mean(), atol=0.05
         ),
-        Source("otflow.papers.kde_modes.mode_density")(
-            f"n = {n}, beta = {beta:g}: share of the modes below |t| (largest difference to that expected)"
-        ).at_most(0.05, off.max()),
+        DENSITY(f"{case}: share of the modes below |t| (largest difference to that expected)").at_most(
+            0.05, off.max()
+        ),
+        Source(f"script of the figures of {PAPER}, which has n^2 in A_t")(
+            f"{case}: modes expected with exp(-A_t); A_t is linear in n"
+        ).erratum(
+            printed=runs.damped(n, beta, 2),
+            corrected=runs.damped(n, beta, 1),
+            measured=len(t) / many,
+            rtol=0.05,
+        ),
     ]
 
 
-def _erratum(where: tuple[Array, int]) -> Claim:
-    n, beta = CURVE
-    t, runs = where
-    return Source(f"script of the figures of {PAPER}, which has n^2 in A_t")(
-        f"n = {n}, beta = {beta:g}: modes expected with exp(-A_t); A_t is linear in n"
-    ).erratum(printed=damped(n, beta, 2), corrected=damped(n, beta, 1), measured=len(t) / runs, rtol=0.05)
-
-
-def _circle_claims(circles: dict[float, CircleModes]) -> list[Claim]:
-    i = int(np.argmin(np.abs(TIMES - 10)))
-    formed = [
-        Source("clusters that have formed and not merged yet; measured, no theorem")(
+def _circle_claims(circles: dict[float, CircleModes]) -> Iterator[Claim]:
+    i = np.abs(TIMES - 10).argmin()
+    for beta, c in circles.items():
+        yield Source("clusters that have formed and not merged yet; measured, no theorem")(
             f"circle, beta = {beta:g}: mean clusters of attention at t = {TIMES[i]:.3g} over mean modes at 0"
         ).within(0.85, 1.15, c.clusters[i].mean() / c.modes.mean())
-        for beta, c in circles.items()
-    ]
-    frozen = [
-        Source("mean shift climbs to modes")(
+    for beta, c in circles.items():
+        yield Source("mean shift climbs to modes")(
             f"circle, beta = {beta:g}: mean clusters in the frozen estimator, t = {TIMES[-1]:g}, over modes"
         ).within(0.97, 1.03, c.frozen[-1].mean() / c.modes.mean())
-        for beta, c in circles.items()
-    ]
-    return formed + frozen
-
-
-def _data(
-    counts: Array, where: tuple[Array, int], growth: dict[int, ModeGrowth], circles: dict[float, CircleModes]
-) -> dict[str, Array]:
-    out = {"counts": counts, "places": where[0], "times": TIMES}
-    for n, g in growth.items():
-        out |= {f"growth_{n}_{key}": value for key, value in g._asdict().items()}
-    for beta, c in circles.items():
-        out |= {f"circle_{beta:g}_{key}": value for key, value in c._asdict().items()}
-    return out

@@ -1,4 +1,4 @@
-"""The runs that the claims and the pictures of this room look at."""
+"""Runs that the claims and the pictures of this room look at: modes counted, and clusters on the circle."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import otflow as of
 from otflow.papers import kde_modes
 
 EXPONENTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0, 1.3, 1.6)  # beta = n^b
-
 CURVE = (10_000, 300.0)  # n and beta of the curve in the paper's figure
 HISTOGRAM = (10_000, 100.0, 80)  # n, beta and number of runs of its histogram
-TIMES = np.geomspace(1.0, 100.0, 13)
+TIMES = np.geomspace(1.0, 100.0, 13)  # of the clusters on the circle
 Array = NDArray[np.float64]
 
 
@@ -53,10 +52,24 @@ def counted(n: int, beta: float, runs: int) -> Array:
 
 def places(runs: int) -> tuple[Array, int]:
     """Where the modes of some runs with the n and beta of the curve are, all together."""
-    n, beta = CURVE
-    rng = np.random.default_rng(2)
+    (n, beta), rng = CURVE, np.random.default_rng(2)
     found = [kde_modes.mode_positions(rng.standard_normal(n), beta) for _ in range(runs)]
     return torch.cat(found).numpy(), runs
+
+
+def in_belt(t: Array) -> NDArray[np.bool_]:
+    """Which places are in the belt of the curve, on either side."""
+    low, high = (edge.item() for edge in kde_modes.belt(*CURVE))
+    return (np.abs(t) >= low) & (np.abs(t) <= high)
+
+
+def threshold() -> float:
+    """The smallest distance, to 2^-28, at which two tokens have two modes of bandwidth one."""
+    low, high = 1.0, 3.0
+    for _ in range(29):
+        middle = (low + high) / 2
+        low, high = (low, middle) if kde_modes.count_modes([0.0, middle], 1.0) == 2 else (middle, high)
+    return high
 
 
 def grown(n: int, tokens: int) -> ModeGrowth:
@@ -72,26 +85,23 @@ def grown(n: int, tokens: int) -> ModeGrowth:
 def clustered(beta: float, runs: int, n: int = 64) -> CircleModes:
     """Clusters of n tokens drawn on the circle, under attention and under the estimator of their start."""
     theta = np.random.default_rng(int(beta)).uniform(0, 2 * np.pi, (runs, n))
-    y = torch.from_numpy(np.stack([np.cos(theta), np.sin(theta)], -1))
-    root = math.sqrt(beta) * torch.eye(2, dtype=torch.float64)
+    y, eye = torch.from_numpy(np.stack([np.cos(theta), np.sin(theta)], -1)), torch.eye(2, dtype=torch.float64)
 
-    def height(x: Tensor) -> Tensor:
-        return torch.logsumexp(beta * (x @ y.mT - 1), -1) / beta
+    def depth(x: Tensor) -> Tensor:
+        """Minus the logarithm of the estimator, whose steepest descent is mean shift."""
+        return -torch.logsumexp(beta * (x @ y.mT - 1), -1) / beta
 
-    moving = of.SoftmaxAttention(root, root, torch.eye(2, dtype=torch.float64))
-    frozen = of.SteepestDescent(of.Potential(lambda x: -height(x)), of.Wasserstein())
-    start = of.Particles(y, space=of.Sphere())
-    flows = [
-        of.flow(start, field, of.RK4(), t1=TIMES[-1], dt=0.5, save_at=TIMES) for field in (moving, frozen)
-    ]
-    clusters = [torch.stack([_clusters(mu.coords[0], beta) for mu in flow.measures]) for flow in flows]
-    return CircleModes(
-        kde_modes.count_modes_circle(theta, beta).double().numpy(), *(c.numpy() for c in clusters)
-    )
+    def clusters(field: of.VelocityField) -> Array:
+        traj = of.flow(
+            of.Particles(y, space=of.Sphere()), field, of.RK4(), t1=TIMES[-1], dt=0.5, save_at=TIMES
+        )
+        x = traj.stacked.coords[0]
+        return kde_modes.clusters_of_state(torch.atan2(x[..., 1], x[..., 0]), beta).double().numpy()
 
-
-def _clusters(x: Tensor, beta: float) -> Tensor:
-    return kde_modes.clusters_of_state(torch.atan2(x[..., 1], x[..., 0]), beta).double()
+    moving = of.SoftmaxAttention(math.sqrt(beta) * eye, math.sqrt(beta) * eye, eye)
+    frozen = of.SteepestDescent(of.Potential(depth), of.Wasserstein())
+    modes = kde_modes.count_modes_circle(theta, beta).double().numpy()
+    return CircleModes(modes, clusters(moving), clusters(frozen))
 
 
 def damped(n: float, beta: float, power: int) -> float:
