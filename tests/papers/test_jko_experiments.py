@@ -9,7 +9,7 @@ from scipy import integrate, optimize, stats
 
 import otflow as of
 from otflow.papers.aggregation import runs as aggregation_runs
-from otflow.papers.ornstein_uhlenbeck import reproduce as ornstein_uhlenbeck
+from otflow.papers.ornstein_uhlenbeck import runs as ornstein_uhlenbeck
 
 # --- aggregation -------------------------------------------------------------------------------------
 
@@ -35,7 +35,8 @@ def test_a_descent_by_several_steps_is_the_implicit_euler_scheme() -> None:
     for k, tau in ((1, 0.1), (2, 0.2)):
         y = implicit(x, tau)
         np.testing.assert_allclose(run.x[k].numpy(), y, atol=1e-9)
-        np.testing.assert_allclose(run.cost[k - 1], np.square(y - x).sum(-1).mean(), rtol=1e-7)
+        cost = run.certificates["cost"][k - 1]
+        np.testing.assert_allclose(cost, np.square(y - x).sum(-1).mean(), rtol=1e-7)
         x = y
 
 

@@ -17,14 +17,16 @@ from otflow.papers.jko import line_oracles as line
 from otflow.papers.jko import runs as oracles_runs
 from otflow.papers.porous_medium import runs as porous_runs
 from otflow.plot.densities import density
-from otflow.reproduce.claim import Verdict
+from otflow.reproduce.claim import Source, Verdict
 from otflow.reproduce.frame import Frame
 from otflow.reproduce.oracle import Oracle, order
 
 
 def oracle(solver: float, rate: float) -> Oracle:
     taus = (0.1, 0.05)
-    return Oracle("name", "W2", "source", dict.fromkeys(taus, solver), {t: t**rate for t in taus}, 1e-3)
+    return Oracle(
+        "name", "W2", Source("source"), dict.fromkeys(taus, solver), {t: t**rate for t in taus}, 1e-3
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_the_profile_from_a_point_has_the_second_moment_that_defines_its_radius(
 
 
 def test_particles_that_leave_a_point_have_the_radius_of_the_flow() -> None:
-    found = oracles_runs.spread(60, quick=True)
+    found = oracles_runs.spread(60, 0.125)
     exact = float(closed_forms.riesz_radius(1.0, 1.0, 2))
     assert found.radius[-1] == pytest.approx(exact, rel=2e-3)
     assert found.jko == pytest.approx(exact, rel=2e-3)
@@ -99,7 +101,7 @@ def test_the_second_moment_of_a_step_obeys_the_virial_theorem(share: float) -> N
 
 def test_blur_shows_against_the_scheme() -> None:
     sharp, blurred = (
-        grids.l1(grids._final(64, s, 1e-3), grids.profile(64, grids.radius(1e-3)))
+        grids.l1(grids.spread(64, s, 1e-3), grids.profile(64, grids.radius(1e-3)))
         for s in (of.JKO(), of.EntropicJKO(1e-3))
     )
     assert sharp < 2e-3

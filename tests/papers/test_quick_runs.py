@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from otflow import papers
-from otflow.papers.ornstein_uhlenbeck.reproduce import PUBLISHED
+from otflow.papers.ornstein_uhlenbeck.runs import PUBLISHED
 from otflow.papers.stability_estimate.random_fields import FIELDS
 from otflow.reproduce.claim import Result, Verdict
 from otflow.reproduce.frame import Frame

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 import otflow as of
-
-if TYPE_CHECKING:
-    from otflow.papers.aggregation.runs import Descent
+from otflow.papers.aggregation.runs import Descent, discrepancy, edge
 
 BLUE, RED, GREEN = of.plot.COLOURS[:3]
-INK = of.plot.INK
+INK, FAINT = of.plot.INK, of.plot.FAINT
 
 
 def figure(ring: Descent, discs: dict[int, Descent], interval: Descent) -> Any:
@@ -25,64 +23,61 @@ def figure(ring: Descent, discs: dict[int, Descent], interval: Descent) -> Any:
     >>> len(figure(plane, {3: plane}, line).axes)
     6
     """
-    fig, axes = of.plot.figure(2, 3, size=(10.4, 6.6))
-    most = max(discs)
-    _cloud(axes[0, 0], ring, 3**-0.5, rf"$W=|x|^4/4-|x|^2/2$: a ring ({_size(ring)} particles)")
-    _cloud(axes[0, 1], discs[most], 1.0, rf"$W=|x|^2/2-\log|x|$: a disc ({most} particles)")
-    _line(axes[0, 2], interval)
-    _energies(axes[1, 0], {"ring": ring, f"disc, {most}": discs[most], "interval": interval})
-    _radii(axes[1, 1], discs)
-    _rates(axes[1, 2], discs)
+    fig, (above, below) = of.plot.figure(2, 3, size=(10.4, 6.6))
+    most, disc = max(discs.items())
+    _cloud(above[0], ring, 3**-0.5, rf"$W=|x|^4/4-|x|^2/2$: a ring ({ring.x.shape[1]} particles)")
+    _cloud(above[1], disc, 1.0, rf"$W=|x|^2/2-\log|x|$: a disc ({most} particles)")
+    _line(above[2], interval)
+    _energies(below[0], {"ring": ring, f"disc, {most}": disc, "interval": interval})
+    _radii(below[1], discs)
+    _rates(below[2], {n: run.x[-1] for n, run in sorted(discs.items())})
     return fig
 
 
-def _size(run: Descent) -> int:
-    return run.x.shape[1]
+def _panel(ax: Any, title: str, x: str, y: str, place: str, *, legend: Any = (), **properties: Any) -> None:
+    """A panel in letters small enough for three in a row."""
+    small = {"loc": place, "fontsize": 8, "frameon": False, **dict(legend)}
+    of.plot.panel(ax, title, x, y, legend=small, **properties).title.set(size=9, color=INK)
 
 
 def _cloud(ax: Any, run: Descent, radius: float, title: str) -> None:
     """Ways, end, and in red where theory puts the support."""
-    of.plot.trails(_trajectory(run), ax=ax, color=BLUE, size=14.0, width=0.6)
-    angle = np.linspace(0, 2 * np.pi, 200)
+    nan, angle = torch.tensor(torch.nan), np.linspace(0, 2 * np.pi, 200)
+    traj = of.Trajectory(run.t, tuple(run.clouds), {}, {}, "ok", nan, nan)
+    of.plot.trails(traj, ax=ax, color=BLUE, size=14.0, width=0.6)
     ax.plot(radius * np.cos(angle), radius * np.sin(angle), color=RED, lw=1.0, zorder=1)
     ax.set_title(title, fontsize=9, color=INK)
-
-
-def _trajectory(run: Descent) -> of.Trajectory:
-    nan = torch.tensor(torch.nan)
-    return of.Trajectory(run.t, tuple(run.clouds), {}, {}, "ok", nan, nan)
 
 
 def _line(ax: Any, run: Descent) -> None:
     """Positions against time, as long as they move to the eye."""
     seen = run.t <= 5.0
     x, t = run.x[seen, :, 0].numpy(), run.t[seen].numpy()
-    exact = np.linspace(0, t[-1], 200)
-    n, mean = x.shape[1], x[0].mean()
+    n, mean, exact = x.shape[1], x[0].mean(), np.linspace(0, t[-1], 200)
     rest = of.closed_forms.line_equilibrium(n).numpy() + mean
-    ax.plot(exact, rest + np.exp(-exact)[:, None] * (x[0] - rest), color=of.plot.FAINT, lw=1.4)
+    ax.plot(exact, rest + np.exp(-exact)[:, None] * (x[0] - rest), color=FAINT, lw=1.4)
     ax.plot(t, x, ".", color=BLUE, ms=2.5)
-    ax.axhline(mean - 1, color=RED, lw=1.0)
-    ax.axhline(mean + 1, color=RED, lw=1.0)
-    ax.plot([], [], ".", color=BLUE, label="JKO")
-    ax.plot([], [], color=of.plot.FAINT, label="exact flow")
-    ax.plot([], [], color=RED, label="ends of the limit")
-    ax.legend(loc="lower right", ncols=3, fontsize=7, columnspacing=1.0, handlelength=1.2, frameon=False)
-    ax.set(xlabel="t", ylabel="x", ylim=(mean - 1.4, mean + 1.15))
-    ax.set_title(rf"$W=|x|^2/2-|x|$ (line): an interval ({n} particles)", fontsize=9, color=INK)
+    for end in (mean - 1, mean + 1):
+        ax.axhline(end, color=RED, lw=1.0)
+    for style, colour, word in (
+        (".", BLUE, "JKO"),
+        ("-", FAINT, "exact flow"),
+        ("-", RED, "ends of the limit"),
+    ):
+        ax.plot([], [], style, color=colour, label=word)
+    title = rf"$W=|x|^2/2-|x|$ (line): an interval ({n} particles)"
+    tight = {"ncols": 3, "fontsize": 7, "columnspacing": 1.0, "handlelength": 1.2}
+    _panel(ax, title, "t", "x", "lower right", legend=tight, ylim=(mean - 1.4, mean + 1.15))
 
 
 def _energies(ax: Any, runs: dict[str, Descent]) -> None:
     """F less its last value."""
     for (name, run), colour in zip(runs.items(), (BLUE, GREEN, RED), strict=True):
         F = torch.stack([run.energy(mu) for mu in run.clouds]).numpy()
-        fall = F - F[-1]
-        seen = fall > 1e-13
-        ax.plot(run.t.numpy()[seen], fall[seen], ".-", ms=3.5, lw=0.9, color=colour, label=name)
-    ax.set(xscale="symlog", yscale="log", xlabel="t", ylabel="energy above its last value", xlim=(0, None))
-    ax.set_xticks(ticks := [0, 1, 10, 100], [f"{t:g}" for t in ticks])
-    ax.legend(loc="lower left", fontsize=8, frameon=False)
-    ax.set_title("energies fall in every step", fontsize=9, color=INK)
+        seen = F - F[-1] > 1e-13
+        ax.plot(run.t.numpy()[seen], (F - F[-1])[seen], ".-", ms=3.5, lw=0.9, color=colour, label=name)
+    scales = {"xscale": "symlog", "yscale": "log", "xlim": (0, None), "xticks": (0, 1, 10, 100)}
+    _panel(ax, "energies fall in every step", "t", "energy above its last value", "lower left", **scales)
 
 
 def _radii(ax: Any, discs: dict[int, Descent]) -> None:
@@ -90,30 +85,18 @@ def _radii(ax: Any, discs: dict[int, Descent]) -> None:
     r = np.linspace(0, 1, 100)
     ax.plot(r, r**2, color=INK, lw=1.2, label="uniform disc, $r^2$")
     for (n, run), colour in zip(sorted(discs.items()), of.plot.COLOURS, strict=False):
-        radius = np.sort(run.x[-1].norm(dim=-1).numpy())
-        radius = np.concatenate([[0.0], radius, [1.05]])
-        share = np.concatenate([[0.0], np.arange(1, n + 1) / n, [1.0]])
-        ax.step(radius, share, where="post", lw=0.9, color=colour, label=f"N = {n}")
-    ax.set(xlabel="r", ylabel="share of particles within r", xlim=(0, 1.05), ylim=(0, 1.03))
-    ax.legend(loc="upper left", fontsize=8, frameon=False)
-    ax.set_title("the disc fills evenly, shell by shell", fontsize=9, color=INK)
+        radius = [0.0, *run.x[-1].norm(dim=-1).sort().values.tolist(), 1.05]
+        ax.step(radius, [*np.arange(n + 1) / n, 1.0], where="post", lw=0.9, color=colour, label=f"N = {n}")
+    title, share = "the disc fills evenly, shell by shell", "share of particles within r"
+    _panel(ax, title, "r", share, "upper left", xlim=(0, 1.05), ylim=(0, 1.03))
 
 
-def _rates(ax: Any, discs: dict[int, Descent]) -> None:
-    from otflow.papers.aggregation.runs import discrepancy, edge
-
-    n = np.array(sorted(discs), dtype=float)
-    last = [discs[int(k)].x[-1] for k in n]
-    for measure, marker, colour, word in (
-        (discrepancy, "o-", BLUE, "Kolmogorov's distance of radii"),
-        (edge, "s-", GREEN, "1 - largest radius"),
-    ):
-        ax.plot(n, [measure(x) for x in last], marker, ms=4, color=colour, label=word)
+def _rates(ax: Any, last: dict[int, torch.Tensor]) -> None:
+    n = np.array(list(last), dtype=float)
+    radii, rim = ([measure(x) for x in last.values()] for measure in (discrepancy, edge))
+    ax.plot(n, radii, "o-", ms=4, color=BLUE, label="Kolmogorov's distance of radii")
+    ax.plot(n, rim, "s-", ms=4, color=GREEN, label="1 - largest radius")
     ax.plot(n, 0.95 * n**-0.5, "--", lw=1, color=INK, label="$N^{-1/2}$, up to a factor")
-    ax.set(xscale="log", yscale="log", xlabel="number of particles N")
-    ax.minorticks_off()
-    ax.set_xticks(n, [f"{k:g}" for k in n])
-    ax.set_xlim(0.9 * n[0], 1.1 * n[-1])
-    ax.set_yticks(ticks := [0.03, 0.05, 0.1, 0.2], [f"{k:g}" for k in ticks])
-    ax.legend(loc="lower left", fontsize=8, frameon=False)
-    ax.set_title("distance of the cloud to the uniform disc", fontsize=9, color=INK)
+    ticks = {"xticks": n, "yticks": (0.03, 0.05, 0.1, 0.2), "xlim": (0.9 * n[0], 1.1 * n[-1])}
+    title, scales = "distance of the cloud to the uniform disc", {"xscale": "log", "yscale": "log"}
+    _panel(ax, title, "number of particles N", "", "lower left", **scales, **ticks)

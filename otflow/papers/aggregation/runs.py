@@ -1,4 +1,4 @@
-"""The runs that the claims and the pictures of this room look at."""
+"""Kernels, clouds to start from, runs by JKO steps, and how far clouds are from their limits."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from torch import Tensor
 import otflow as of
 
 Plan = tuple[tuple[float, int], ...]  # (tau, number of steps), one after the other
+CERTIFICATES = ("cost", "residual", "energy_gap", "concavity")
 
 
 class Descent(NamedTuple):
-    """JKO steps, possibly of several lengths; all but ``t`` and ``clouds`` have one entry a step."""
+    """K JKO steps, possibly of several lengths."""
 
     energy: of.Energy
     t: Tensor  # (K + 1,)
-    clouds: list[of.Particles]  # K + 1 of them
-    tau: Tensor
-    cost: Tensor
-    residual: Tensor
-    energy_gap: Tensor
-    concavity: Tensor
+    clouds: list[of.Measure]  # K + 1 of them
+    tau: Tensor  # (K,)
+    certificates: dict[str, Tensor]  # (K,) each
 
     @property
     def x(self) -> Tensor:
         """Positions, (K + 1, N, d)."""
-        return torch.stack([mu.x for mu in self.clouds])
+        return torch.stack([mu.coords[0] for mu in self.clouds])
 
 
 def discrepancy(x: Tensor) -> float:
@@ -38,9 +36,18 @@ def discrepancy(x: Tensor) -> float:
     >>> discrepancy(torch.tensor([[0.5, 0.0], [0.0, 1.0]]))
     0.5
     """
-    area = x.norm(dim=-1).sort().values.clamp(max=1).square().numpy()
-    steps = np.arange(len(area) + 1) / len(area)
-    return float(max((steps[1:] - area).max(), (area - steps[:-1]).max()))
+    return kolmogorov(x.norm(dim=-1).sort().values.clamp(max=1).square())
+
+
+def kolmogorov(share: Tensor) -> float:
+    """sup over u of |part of the shares below u - u|: the distance of sorted shares to the uniform law.
+
+    >>> kolmogorov(torch.tensor([0.25, 0.75]))
+    0.25
+    """
+    # The empirical distribution function jumps at every share: look at it from both sides.
+    found, steps = share.numpy(), np.arange(len(share) + 1) / len(share)
+    return float(max((steps[1:] - found).max(), (found - steps[:-1]).max()))
 
 
 def edge(x: Tensor) -> float:
@@ -88,30 +95,60 @@ def newtonian_line() -> of.Interaction:
     return of.Interaction(lambda x, y: ((x - y).square() / 2 - (x - y).abs()).sum(-1))
 
 
-def descend(mu: of.Particles, energy: of.Energy, plan: Plan) -> Descent:
+def descend(mu: of.Measure, energy: of.Energy, plan: Plan) -> Descent:
     """JKO steps, every one saved.
 
     >>> descend(of.Particles([[0.0], [1.0]]), quartic(), ((0.1, 2), (0.5, 1))).t.tolist()
     [0.0, 0.1, 0.2, 0.7]
     """
-    field, t, clouds = of.SteepestDescent(energy, of.Wasserstein()), [0.0], [mu]
-    seen: dict[str, list[Tensor]] = {"cost": [], "residual": [], "energy_gap": [], "concavity": []}
+    field, t, clouds, parts = of.SteepestDescent(energy, of.Wasserstein()), [0.0], [mu], []
     for tau, steps in plan:
-        traj = of.flow(clouds[-1], field, of.JKO(), t1=steps * tau, dt=tau)
-        clouds += [nu for nu in traj.measures[1:] if isinstance(nu, of.Particles)]
-        t += [round(t[-1] + s, 9) for s in traj.ts[1:].tolist()]
-        for name, values in seen.items():
-            values.append(traj.certificates[name][1:])
+        parts.append(of.flow(clouds[-1], field, of.JKO(), t1=steps * tau, dt=tau))
+        clouds += parts[-1].measures[1:]
+        t += [round(t[-1] + s, 9) for s in parts[-1].ts[1:].tolist()]  # nine digits, for pictures and data
+    certificates = {name: torch.cat([part.certificates[name][1:] for part in parts]) for name in CERTIFICATES}
     taus = torch.cat([torch.full((steps,), tau, dtype=torch.float64) for tau, steps in plan])
-    return Descent(energy, torch.tensor(t, dtype=torch.float64), clouds, taus, *map(torch.cat, seen.values()))
+    return Descent(energy, torch.tensor(t, dtype=torch.float64), clouds, taus, certificates)
 
 
-class Behind(NamedTuple):
-    """Distances of JKO and of its extrapolation to the explicit flow at t = 1/4, and a balance of JKO."""
+def against_explicit(mu: of.Measure, tau: float) -> tuple[float, float, of.EnergyBalance]:
+    """JKO on the quartic kernel and its extrapolation against Dormand and Prince's method at t = 1/4.
 
-    plain: float
-    extrapolated: float
-    balance: of.EnergyBalance
+    Root mean squares over particles, and what JKO loses and dissipates.
+
+    >>> first, second, _ = against_explicit(of.Particles([[0.0], [2.0]]), 0.0625)
+    >>> second < first
+    True
+    """
+    field = of.SteepestDescent(quartic(), of.Wasserstein())
+    fine = of.flow(mu, field, of.Dopri5(1e-10, 1e-12), t1=0.25, save_at=[0.0])
+    steppers = of.JKO(), of.Extrapolated(of.JKO())
+    traj, second = (of.flow(mu, field, stepper, t1=0.25, dt=tau) for stepper in steppers)
+    apart = [one.final.coords[0] - fine.final.coords[0] for one in (traj, second)]
+    rms = [float(z.square().sum(-1).mean().sqrt()) for z in apart]
+    return rms[0], rms[1], of.energy_balance(traj, field)
+
+
+def scattered(n: int, rng: np.random.Generator) -> of.Particles:
+    """A normal cloud about 0 in the plane.
+
+    >>> scattered(5, np.random.default_rng(0)).x.shape
+    torch.Size([5, 2])
+    """
+    x = rng.normal(scale=0.35, size=(n, 2))
+    return of.Particles(x - x.mean(0))
+
+
+def jittered(n: int, rng: np.random.Generator) -> of.Particles:
+    """One particle near the middle of each of n small squares: no two so close that a step is not convex.
+
+    >>> jittered(9, np.random.default_rng(0)).x.shape
+    torch.Size([9, 2])
+    """
+    k = round(n**0.5)
+    squares = np.stack(np.divmod(np.arange(n), k), -1)
+    x = 1.2 * (squares + rng.uniform(-0.3, 0.3, (n, 2))) / k
+    return of.Particles(x - x.mean(0))
 
 
 def second_moment(x: Tensor) -> Tensor:

@@ -12,13 +12,9 @@ from scipy.special import ndtr
 from torch import Tensor
 
 import otflow as of
-from otflow import closed_forms
-from otflow.reproduce.claim import Claim, Source
-from otflow.reproduce.frame import Progress
-from otflow.reproduce.oracle import JKO98, Oracle, box, l1, order, unit
+from otflow import closed_forms as exact
+from otflow.reproduce.oracle import Oracle, box, final, l1, march, unit
 
-PEYRE = Source("Peyré 2015")
-BDP = "Blanchet, Dolbeault, Perthame 2006"
 BORN, END = 1e-3, 4e-3  # of Barenblatt's profile in the plane, m = 2, on the box [-1/2, 1/2]^2
 TAUS = (1e-3, 5e-4, 2.5e-4, 1.25e-4)
 BLUR_TAU = 5e-4
@@ -26,45 +22,6 @@ HEAT = (0.08, 0.004)  # first deviation and length of the run, on the same box
 OWN = math.exp(-1.5 + math.pi / 4) / math.sqrt(2)  # log|x| has the mean log OWN over [-1/2, 1/2]^2
 MASSES = (0.0, 0.5, 1.0, 1.5)  # in units of 8 pi
 KELLER_TAU, KELLER_WIDTH, KELLER_DEVIATION = 5e-4, 3.0, 0.2
-
-
-class Blurred(NamedTuple):
-    """L1 distances of an entropic run to the exact scheme and to the equation."""
-
-    scheme: float
-    equation: float
-
-
-class Grids(NamedTuple):
-    """Everything that was run on grids."""
-
-    oracles: list[Oracle]
-    blur: dict[float, Blurred]  # for every eps
-    debiased: dict[float, Blurred]
-    sharp: Blurred  # the same run without blur
-    keller: dict[float, float]  # rates of the second moment, for every mass in units of 8 pi
-
-    def claims(self) -> list[Claim]:
-        """Those beyond `Oracle.claims`."""
-        return [*_blur_claims(self), *_keller_claims(self.keller)]
-
-
-def compute(*, quick: bool, progress: Progress) -> Grids:
-    """All runs on grids.
-
-    The progress is that of the whole experiment, of which this is the part from 0.35 to 0.95.
-    """
-    n = 128 if quick else 256
-    porous = barenblatt_oracle(n, TAUS[:2] if quick else TAUS)
-    progress(0.6, "heat on a grid")
-    heat = heat_oracle(64 if quick else 128, 2 if quick else 3)
-    progress(0.7, "entropic steps")
-    cells, eps = (64, (1e-3, 3e-4)) if quick else (128, (1e-3, 3e-4, 1e-4))
-    runs = [{e: _against(cells, of.EntropicJKO(e, debiased=d), BLUR_TAU) for e in eps} for d in (False, True)]
-    sharp = _against(128, of.JKO(), BLUR_TAU)
-    progress(0.9, "Keller and Segel")
-    keller = {share: keller_rate(share, 48 if quick else 64) for share in MASSES}
-    return Grids([porous, heat], runs[0], runs[1], sharp, keller)
 
 
 # --- porous medium -----------------------------------------------------------------------------------
@@ -76,7 +33,7 @@ def profile(n: int, R: float) -> Tensor:
     >>> round(float(profile(32, 0.2).mean()), 5)
     1.0
     """
-    return closed_forms.barenblatt_grid([box(n), box(n)], R, 2.0)
+    return exact.barenblatt_grid([box(n), box(n)], R, 2.0)
 
 
 def radius(tau: float) -> float:
@@ -85,21 +42,17 @@ def radius(tau: float) -> float:
     >>> radius(1e-3) < END**0.25
     True
     """
-    R = torch.tensor(BORN**0.25, dtype=torch.float64)
-    for _ in range(round((END - BORN) / tau)):
-        R = closed_forms.barenblatt_radius_step(R, tau, 2.0, 2)
-    return float(R)
+    return float(march(exact.barenblatt_radius_step, BORN**0.25, END - BORN, tau, 2.0, 2))
 
 
-def _final(n: int, stepper: of.Stepper, tau: float) -> Tensor:
-    field = of.SteepestDescent(of.PorousMedium(2.0), of.Wasserstein())
-    mu = unit(profile(n, BORN**0.25), box(n))
-    return of.flow(mu, field, stepper, t0=BORN, t1=END, dt=tau, save_at=[BORN]).final.coords[0]
+def spread(n: int, stepper: of.Stepper, tau: float) -> Tensor:
+    """The density at the end of a run from Barenblatt's profile.
 
-
-def _against(n: int, stepper: of.Stepper, tau: float) -> Blurred:
-    rho = _final(n, stepper, tau)
-    return Blurred(l1(rho, profile(n, radius(tau))), l1(rho, profile(n, END**0.25)))
+    >>> spread(32, of.EntropicJKO(1e-3), 3e-3).shape
+    torch.Size([32, 32])
+    """
+    start = unit(profile(n, BORN**0.25), box(n))
+    return final(start, of.PorousMedium(2.0), END - BORN, tau, stepper).density
 
 
 def barenblatt_oracle(n: int, taus: tuple[float, ...]) -> Oracle:
@@ -108,9 +61,27 @@ def barenblatt_oracle(n: int, taus: tuple[float, ...]) -> Oracle:
     >>> barenblatt_oracle(32, (1e-3,)).name
     'porous medium, m = 2, grid 32 x 32'
     """
-    solver = {tau: l1(_final(n, of.JKO(), tau), profile(n, radius(tau))) for tau in taus}
-    scheme = {tau: l1(profile(n, radius(tau)), profile(n, END**0.25)) for tau in taus}
-    return Oracle(f"porous medium, m = 2, grid {n} x {n}", "L1", JKO98, solver, scheme, 1.5e-3)
+    runs = {tau: spread(n, of.JKO(), tau) for tau in taus}
+    scheme = {tau: profile(n, radius(tau)) for tau in taus}
+    name, last = f"porous medium, m = 2, grid {n} x {n}", profile(n, END**0.25)
+    return Oracle.between(name, "L1", 1.5e-3, l1, runs, scheme, last)
+
+
+class Blurred(NamedTuple):
+    """L1 distances at the end to the exact scheme and to the equation."""
+
+    scheme: float
+    equation: float
+
+
+def blurred(n: int, stepper: of.Stepper) -> Blurred:
+    """The same for one step tau and any stepper, which may blur.
+
+    >>> blurred(32, of.EntropicJKO(1e-2)).scheme > 0.1
+    True
+    """
+    rho = spread(n, stepper, BLUR_TAU)
+    return Blurred(l1(rho, profile(n, radius(BLUR_TAU))), l1(rho, profile(n, END**0.25)))
 
 
 # --- heat --------------------------------------------------------------------------------------------
@@ -132,41 +103,12 @@ def heat_oracle(n: int, halvings: int) -> Oracle:
     >>> heat_oracle(32, 1).name
     'heat equation, grid 32 x 32'
     """
-    sigma0, length = HEAT
-    field = of.SteepestDescent(of.Entropy(), of.Wasserstein())
-    last = normal(n, float(closed_forms.heat_deviation(sigma0, length)))
-    solver, scheme = {}, {}
-    for k in range(2, 2 + halvings):
-        tau = length / 2**k
-        end = of.flow(unit(normal(n, sigma0), box(n)), field, of.JKO(), t1=length, dt=tau, save_at=[0.0])
-        sigma = torch.tensor(sigma0, dtype=torch.float64)
-        for _ in range(2**k):
-            sigma = closed_forms.heat_step(sigma, tau)
-        oracle = normal(n, float(sigma))
-        solver[tau], scheme[tau] = l1(end.final.coords[0], oracle), l1(oracle, last)
-    return Oracle(f"heat equation, grid {n} x {n}", "L1", JKO98, solver, scheme, 2e-3)
-
-
-# --- blur --------------------------------------------------------------------------------------------
-
-
-def _blur_claims(found: Grids) -> list[Claim]:
-    eps, last = min(found.blur.items())
-    words = f"tau = {BLUR_TAU:g}"
-    return [
-        PEYRE(f"entropic steps, {words}: L1 to the exact scheme is proportional to eps (slope)").within(
-            0.85, 1.15, order({e: b.scheme for e, b in found.blur.items()})
-        ),
-        Source("Conforti, Tamanini 2021")(
-            f"the same with the blur taken away to first order, over that without, at eps = {eps:g}"
-        ).at_most(0.5, found.debiased[eps].scheme / last.scheme),
-        Source("errors of opposite signs, see the text")(
-            f"blur hides the error of the scheme: L1 to the equation at eps = {eps:g}, over that without"
-        ).at_most(1.0, last.equation / found.sharp.equation),
-        Source("errors of opposite signs, see the text")(
-            "while without blur L1 to the exact scheme is smaller (ratio)"
-        ).at_most(0.1, found.sharp.scheme / last.scheme),
-    ]
+    sigma, length = HEAT
+    taus = [length / 2**k for k in range(2, 2 + halvings)]
+    start, last = unit(normal(n, sigma), box(n)), normal(n, float(exact.heat_deviation(sigma, length)))
+    runs = {tau: final(start, of.Entropy(), length, tau).density for tau in taus}
+    scheme = {tau: normal(n, float(march(exact.heat_step, sigma, length, tau))) for tau in taus}
+    return Oracle.between(f"heat equation, grid {n} x {n}", "L1", 2e-3, l1, runs, scheme, last)
 
 
 # --- Keller and Segel --------------------------------------------------------------------------------
@@ -192,17 +134,8 @@ def keller_rate(share: float, n: int) -> float:
     r2 = torch.from_numpy(x[:, None] ** 2 + x**2)
     mu = unit(torch.exp(-r2 / (2 * KELLER_DEVIATION**2)), x)
     energy: of.Energy = of.Entropy()
-    if share:
+    if share:  # an interaction of strength zero would be linearised for nothing
         energy = energy + 8 * math.pi * share * of.Interaction(attraction(KELLER_WIDTH / n))
     move = of.jko_step(mu, energy, KELLER_TAU)
     growth = ((move.mu.coords[0] - mu.density) * r2).sum() * mu.cell
     return float(growth + move.cost) / KELLER_TAU
-
-
-def _keller_claims(rates: dict[float, float]) -> list[Claim]:
-    return [
-        Source(f"{BDP}; virial theorem, see the text")(
-            f"Keller and Segel, mass {share:g} x 8 pi: (M2' - M2 + W2^2) / tau for tau = {KELLER_TAU:g}"
-        ).equal(4 * (1 - share), rate, atol=0.12)
-        for share, rate in rates.items()
-    ]

@@ -25,127 +25,94 @@ costs.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 import otflow as of
 from otflow import closed_forms
-from otflow.papers.jko import draw
+from otflow.papers.jko import draw, runs
 from otflow.papers.jko import grid_oracles as grids
 from otflow.papers.jko.line_oracles import on_line
-from otflow.papers.jko.runs import SEED, TAUS, Bracket, Spread, _steps, apart, brackets, law, spread
 from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.frame import Frame
-from otflow.reproduce.oracle import JKO98, Oracle, order
+from otflow.reproduce.oracle import JKO98, Oracle, largest, order
 
-HERTRICH = "Hertrich, Gräf, Beinert, Steidl 2024"
-CASTIN = Source("Castin, Ablin, Carrillo, Peyré 2025, section 4")
+BRACKET = Source(f"{runs.CASTIN}; see the text")
+CLOSES = Source(f"{runs.CASTIN}; {JKO98}")
+RADIUS = Source("Hertrich, Gräf, Beinert, Steidl 2024; the radius is (3/2 int |x|^2)^(1/2)")
+OPPOSITE = Source("errors of opposite signs, see the text")
+VIRIAL = Source("Blanchet, Dolbeault, Perthame 2006; virial theorem, see the text")
+
+
+Blur = dict[str, dict[float, grids.Blurred]]  # with and without the correction, for every eps
 
 
 def run(frame: Frame) -> Result:
     """All oracles, all claims, all figures."""
     frame.stage(0.0, "Gaussians")
-    attention = brackets()
-    oracles = [*_fokker_planck(quick=frame.quick), _aggregation(), _attention(attention)]
+    brackets = runs.brackets()
+    oracles = [*runs.fokker_planck(frame), runs.aggregation(), runs.attention(brackets)]
     frame.stage(0.1, "the line")
     lines = on_line(1000)
     frame.stage(0.25, "particles from a point")
-    riesz = {n: spread(n, quick=frame.quick) for n in ((50, 100) if frame.quick else (50, 100, 200, 400))}
+    numbers, tau = frame.size(((50, 100), 0.125), ((50, 100, 200, 400), 0.0625))
+    riesz = {n: runs.spread(n, tau) for n in numbers}
     frame.stage(0.35, "grids")
-    found = grids.compute(quick=frame.quick, progress=frame.stage)
-    oracles += [*lines.refined, *found.oracles]
+    porous = grids.barenblatt_oracle(*frame.size((128, grids.TAUS[:2]), (256, grids.TAUS)))
+    frame.stage(0.6, "heat on a grid")
+    heat = grids.heat_oracle(*frame.size((64, 2), (128, 3)))
+    frame.stage(0.7, "entropic steps")
+    blur, sharp = _blurred(frame), grids.blurred(128, of.JKO())
+    frame.stage(0.9, "Keller and Segel")
+    keller = {share: grids.keller_rate(share, frame.size(48, 64)) for share in grids.MASSES}
+    oracles += [*(refined for _, refined in lines), porous, heat]
     claims = [
         *(claim for oracle in oracles for claim in oracle.claims()),
-        *lines.claims(),
-        *_bracket_claims(attention),
+        *_mesh_claims([plain for plain, _ in lines]),
+        *_bracket_claims(brackets),
         *_riesz_claims(riesz),
-        *found.claims(),
+        *_blur_claims(blur, sharp),
+        *_keller_claims(keller),
     ]
     figures = {
         "oracles": draw.table(oracles),
-        "blur": draw.blur(found),
-        "attention-and-riesz": draw.pair(attention, riesz),
+        "blur": draw.blur(blur, sharp, porous, keller),
+        "attention-and-riesz": draw.pair(brackets, riesz),
     }
     return Result(claims, figures, _data(oracles))
 
 
+def _blurred(frame: Frame) -> Blur:
+    cells, eps = frame.size((64, (1e-3, 3e-4)), (128, (1e-3, 3e-4, 1e-4)))
+    return {
+        word: {e: grids.blurred(cells, of.EntropicJKO(e, debiased="debiased" in word)) for e in eps}
+        for word in ("entropic", "entropic, debiased")
+    }
+
+
 def _data(oracles: list[Oracle]) -> dict[str, np.ndarray]:
     """For every oracle the rows tau, solver against scheme, scheme against equation."""
-    names = [f"oracle_{k}" for k in range(len(oracles))]
-    rows = [np.array([list(o.scheme), list(o.solver.values()), list(o.scheme.values())]) for o in oracles]
-    return dict(zip(names, rows, strict=True)) | {"names": np.array([o.name for o in oracles])}
+    rows = [[list(o.scheme), list(o.solver.values()), list(o.scheme.values())] for o in oracles]
+    names = np.array([o.name for o in oracles])
+    return {f"oracle_{k}": np.array(row) for k, row in enumerate(rows)} | {"names": names}
 
 
-# --- Gaussians ---------------------------------------------------------------------------------------
+def _mesh_claims(plain: list[Oracle]) -> list[Claim]:
+    against = "one mesh, solver against scheme (W2, largest over tau)"
+    return [JKO98(f"{o.name}: {against}").at_most(o.bound, max(o.solver.values())) for o in plain]
 
 
-def _fokker_planck(*, quick: bool) -> list[Oracle]:
-    """A potential and entropy; the same for a solver that is not told that all is quadratic; interaction."""
-    one, noise = law(), 0.5 * of.Entropy()
-    A, b = (torch.from_numpy(a) for a in (one.A, one.b))
-    hidden = of.Potential(lambda x: ((x - b) * ((x - b) @ A)).sum(-1) / 2)
-    known = of.QuadraticPotential(one.A, one.b)
-    rows: list[tuple[str, of.Energy, Any, float, tuple[float, ...]]] = [
-        ("Fokker-Planck, Gaussians, closed form", known + noise, None, 1e-12, TAUS),
-        (
-            "Fokker-Planck, Gaussians, Newton's method",
-            hidden + noise,
-            None,
-            1e-9,
-            TAUS[:2] if quick else TAUS[:3],
-        ),
-        (
-            "with quadratic interaction, Gaussians",
-            known + of.QuadraticInteraction(one.K) + noise,
-            one.K,
-            1e-12,
-            TAUS,
-        ),
-    ]
-    return [_on_gaussians(*row) for row in rows]
-
-
-def _on_gaussians(name: str, energy: of.Energy, K: Any, bound: float, taus: tuple[float, ...]) -> Oracle:
-    one, field = law(), of.SteepestDescent(energy, of.Wasserstein())
-    solver, scheme = {}, {}
-    for tau in taus:
-        end = of.flow(one.mu, field, of.JKO(), t1=1.0, dt=tau, save_at=[0.0]).final
-        oracle = one.scheme(tau, K)
-        solver[tau], scheme[tau] = (
-            apart(of.Gaussian(*end.coords), oracle),
-            apart(oracle, one.exact(1.0, K)),
-        )
-    return Oracle(name, "mean and covariance, largest difference", JKO98, solver, scheme, bound)
-
-
-# --- attention ---------------------------------------------------------------------------------------
-
-
-def _attention(each: dict[float, Bracket]) -> Oracle:
-    solver = {tau: float((b.implicit - b.scheme).abs().max()) for tau, b in each.items()}
-    scheme = {tau: float((b.scheme - b.flow).abs().max()) for tau, b in each.items()}
-    return Oracle(
-        "softmax attention, Gaussians", "covariance, largest difference", CASTIN, solver, scheme, 1e-9
-    )
-
-
-def _bracket_claims(each: dict[float, Bracket]) -> list[Claim]:
+def _bracket_claims(each: dict[float, runs.Bracket]) -> list[Claim]:
     below = max(_excess(b.explicit, b.flow) for b in each.values())
     above = max(_excess(b.flow, b.implicit) for b in each.values())
-    width = {tau: float((b.implicit - b.explicit).abs().max()) for tau, b in each.items()}
+    width = {tau: largest(b.implicit, b.explicit) for tau, b in each.items()}
+    form = "the closed form (top eigenvalue of the difference)"
+    closes = CLOSES("softmax attention: the bracket closes with the order 1 in tau")
     return [
-        Source(f"{CASTIN}; see the text")(
-            "softmax attention: explicit runs end below the closed form (top eigenvalue of the difference)"
-        ).at_most(0.0, below),
-        Source(f"{CASTIN}; see the text")(
-            "softmax attention: JKO runs end above the closed form (top eigenvalue of the difference)"
-        ).at_most(0.0, above),
-        Source(f"{CASTIN}; {JKO98}")("softmax attention: the bracket closes with the order 1 in tau").within(
-            0.9, 1.1, order(width)
-        ),
+        BRACKET(f"softmax attention: explicit runs end below {form}").at_most(0.0, below),
+        BRACKET(f"softmax attention: JKO runs end above {form}").at_most(0.0, above),
+        closes.within(0.9, 1.1, order(width)),
     ]
 
 
@@ -154,43 +121,46 @@ def _excess(low: Tensor, high: Tensor) -> float:
     return float(torch.linalg.eigvalsh(low - high).max())
 
 
-# --- particles ---------------------------------------------------------------------------------------
-
-
-def _aggregation() -> Oracle:
-    rng = np.random.default_rng(SEED)
-    x, w = torch.from_numpy(rng.normal(size=(40, 2))), torch.from_numpy(rng.dirichlet(np.ones(40)))
-    pull = of.Interaction(lambda x, y: (x - y).square().sum(-1) / 2)
-    field = of.SteepestDescent(pull, of.Wasserstein())
-    centre = w @ x
-    solver, scheme = {}, {}
-    for tau in TAUS:
-        end = of.flow(of.Particles(x, w), field, of.JKO(), t1=1.0, dt=tau, save_at=[0.0]).final.coords[0]
-        oracle = x
-        for _ in range(_steps(1.0, tau)):
-            oracle = closed_forms.aggregation_step(oracle, tau, w=w)
-        exact = centre + np.exp(-1.0) * (x - centre)
-        solver[tau], scheme[tau] = float((end - oracle).abs().max()), float((oracle - exact).abs().max())
-    return Oracle(
-        "quadratic interaction, particles", "positions, largest difference", JKO98, solver, scheme, 1e-10
-    )
-
-
-def _riesz_claims(riesz: dict[int, Spread]) -> list[Claim]:
+def _riesz_claims(riesz: dict[int, runs.Spread]) -> list[Claim]:
     n, last = max(riesz.items())
     exact = float(closed_forms.riesz_radius(1.0, 1.0, 2))
-    source = Source(f"{HERTRICH}; the radius is (3/2 int |x|^2)^(1/2)")
+    behind = {k: abs(one.radius[-1] - exact) for k, one in riesz.items()}
+    leave = f"Riesz energy, d = 2, r = 1: the radius of {n} particles that leave a point, at t = 1"
+    steps = f"the same by JKO steps from t = 1/2 on, with {n} particles"
     return [
-        source(f"Riesz energy, d = 2, r = 1: the radius of {n} particles that leave a point, at t = 1").equal(
-            exact, last.radius[-1], rtol=1e-3
-        ),
-        source(f"the same by JKO steps from t = 1/2 on, with {n} particles").equal(
-            exact, last.jko, rtol=1e-3
-        ),
+        RADIUS(leave).equal(exact, last.radius[-1], rtol=1e-3),
+        RADIUS(steps).equal(exact, last.jko, rtol=1e-3),
         Source("a particle is spread over 1/N of the area but does not repel itself")(
             "Riesz energy: the error of the radius falls like N^-1.5 (slope)"
-        ).within(-1.75, -1.25, order({k: abs(one.radius[-1] - exact) for k, one in riesz.items()})),
+        ).within(-1.75, -1.25, order(behind)),
         Source("uniqueness of the step")(
             "the same: -tau times the lowest curvature met by JKO (below 1 a step is convex there)"
         ).at_most(1.0, last.concavity),
+    ]
+
+
+def _blur_claims(blur: Blur, sharp: grids.Blurred) -> list[Claim]:
+    plain, debiased = blur.values()
+    eps, last = min(plain.items())
+    against = {e: b.scheme for e, b in plain.items()}
+    smaller = OPPOSITE("while without blur L1 to the exact scheme is smaller (ratio)")
+    return [
+        Source("Peyré 2015")(
+            f"entropic steps, tau = {grids.BLUR_TAU:g}: L1 to the exact scheme is proportional to eps (slope)"
+        ).within(0.85, 1.15, order(against)),
+        Source("Conforti, Tamanini 2021")(
+            f"the same with the blur taken away to first order, over that without, at eps = {eps:g}"
+        ).at_most(0.5, debiased[eps].scheme / last.scheme),
+        OPPOSITE(
+            f"blur hides the error of the scheme: L1 to the equation at eps = {eps:g}, over that without"
+        ).at_most(1.0, last.equation / sharp.equation),
+        smaller.at_most(0.1, sharp.scheme / last.scheme),
+    ]
+
+
+def _keller_claims(rates: dict[float, float]) -> list[Claim]:
+    rate = f"(M2' - M2 + W2^2) / tau for tau = {grids.KELLER_TAU:g}"
+    return [
+        VIRIAL(f"Keller and Segel, mass {share:g} x 8 pi: {rate}").equal(4 * (1 - share), found, atol=0.12)
+        for share, found in rates.items()
     ]

@@ -1,46 +1,29 @@
-"""The runs that the claims and the pictures of this room look at."""
+"""Runs on Gaussians and of particles, next to the steps and the flows that are known."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import otflow as of
-from otflow import closed_forms
+from otflow import closed_forms as exact
+from otflow.reproduce.claim import Source
+from otflow.reproduce.frame import Frame
+from otflow.reproduce.oracle import Oracle, final, largest, march
 
+CASTIN = Source("Castin, Ablin, Carrillo, Peyré 2025, section 4")
 SEED = 6
 TAUS = (0.1, 0.05, 0.025, 0.0125)
+H = np.array([[1.0, 0.3], [0.3, 0.4]])  # of attention: minus the matrix of scores,
+S0 = np.array([[1.2, -0.5], [-0.5, 0.8]])  # and the first covariance, which does not commute with it
+ATTENTION_END, ATTENTION_TAUS = 1.0, TAUS[:3]
 
 
-H = np.array([[1.0, 0.3], [0.3, 0.4]])
-S0 = np.array([[1.2, -0.5], [-0.5, 0.8]])
-ATTENTION_END = 1.0
-ATTENTION_TAUS = TAUS[:3]
-
-
-class Bracket(NamedTuple):
-    """Covariances at the end: explicit steps, the flow, implicit steps, and the exact implicit ones."""
-
-    explicit: Tensor
-    flow: Tensor
-    implicit: Tensor
-    scheme: Tensor
-
-
-class Spread(NamedTuple):
-    """Radii of clouds that repel: of the explicit flow at times t, and of JKO steps from its middle."""
-
-    t: np.ndarray
-    radius: np.ndarray
-    jko: float
-    concavity: float
-
-
-def _steps(length: float, tau: float) -> int:
-    return round(length / tau)
+# --- Gaussians ---------------------------------------------------------------------------------------
 
 
 class GaussianOracle(NamedTuple):
@@ -51,18 +34,22 @@ class GaussianOracle(NamedTuple):
     b: np.ndarray
     K: np.ndarray
 
-    def exact(self, t: float, K: np.ndarray | None) -> of.Gaussian:
-        """The law at time t."""
-        return of.Gaussian.from_cov(
-            *closed_forms.fokker_planck(t, self.mu.mean, self.mu.cov, self.A, self.b, 2.0, K=K)
-        )
-
     def scheme(self, tau: float, K: np.ndarray | None) -> of.Gaussian:
-        """The law after steps of length tau until t = 1."""
+        """The law after exact steps of length tau until t = 1; 2 is the inverse temperature."""
         mean, cov = self.mu.mean, self.mu.cov
-        for _ in range(_steps(1.0, tau)):
-            mean, cov = closed_forms.fokker_planck_step(mean, cov, self.A, self.b, 2.0, tau, K=K)
+        for _ in range(round(1.0 / tau)):
+            mean, cov = exact.fokker_planck_step(mean, cov, self.A, self.b, 2.0, tau, K=K)
         return of.Gaussian.from_cov(mean, cov)
+
+    def oracle(
+        self, name: str, energy: of.Energy, bound: float, taus: Iterable[float] = TAUS, K: Any = None
+    ) -> Oracle:
+        """The descent of the energy and half the entropy until t = 1; K is the matrix of its interaction."""
+        runs = {tau: final(self.mu, energy + 0.5 * of.Entropy(), 1.0, tau) for tau in taus}
+        scheme = {tau: self.scheme(tau, K) for tau in runs}
+        law = exact.fokker_planck(1.0, self.mu.mean, self.mu.cov, self.A, self.b, 2.0, K=K)
+        norm, last = "mean and covariance, largest difference", of.Gaussian.from_cov(*law)
+        return Oracle.between(name, norm, bound, apart, runs, scheme, last)
 
 
 def law() -> GaussianOracle:
@@ -82,7 +69,38 @@ def apart(p: of.Gaussian, q: of.Gaussian) -> float:
     >>> apart(of.Gaussian([0.0], [[1.0]]), of.Gaussian([0.5], [[1.0]]))
     0.5
     """
-    return max(float((p.mean - q.mean).abs().max()), float((p.cov - q.cov).abs().max()))
+    return max(largest(p.mean, q.mean), largest(p.cov, q.cov))
+
+
+def fokker_planck(frame: Frame) -> list[Oracle]:
+    """A potential and entropy; the same for a solver that is not told that all is quadratic; interaction.
+
+    >>> len(fokker_planck(Frame(quick=True)))
+    3
+    """
+    one = law()
+    A, b = (torch.from_numpy(a) for a in (one.A, one.b))
+    hidden = of.Potential(lambda x: ((x - b) * ((x - b) @ A)).sum(-1) / 2)
+    known = of.QuadraticPotential(one.A, one.b)
+    both = known + of.QuadraticInteraction(one.K)
+    few = frame.size(TAUS[:2], TAUS[:3])
+    return [
+        one.oracle("Fokker-Planck, Gaussians, closed form", known, 1e-12),
+        one.oracle("Fokker-Planck, Gaussians, Newton's method", hidden, 1e-9, few),
+        one.oracle("with quadratic interaction, Gaussians", both, 1e-12, K=one.K),
+    ]
+
+
+# --- attention ---------------------------------------------------------------------------------------
+
+
+class Bracket(NamedTuple):
+    """Covariances at the end: explicit steps, the flow, implicit steps, and the exact implicit ones."""
+
+    explicit: Tensor
+    flow: Tensor
+    implicit: Tensor
+    scheme: Tensor
 
 
 def brackets() -> dict[float, Bracket]:
@@ -91,23 +109,17 @@ def brackets() -> dict[float, Bracket]:
     >>> bool(brackets()[0.1].explicit.trace() < brackets()[0.1].implicit.trace())
     True
     """
-    return {tau: _bracket(tau) for tau in ATTENTION_TAUS}
-
-
-def _bracket(tau: float) -> Bracket:
-    softmax = of.SoftmaxAttention(-H, np.eye(2), np.eye(2))
-    mu = of.Gaussian.from_cov(np.zeros(2), S0)
-    flows: dict[of.Stepper, of.VelocityField] = {
-        of.Euler(): softmax,
-        of.JKO(): softmax.as_gradient_flow(of.Gaussian),
+    softmax, mu = of.SoftmaxAttention(-H, np.eye(2), np.eye(2)), of.Gaussian.from_cov(np.zeros(2), S0)
+    descent, flow = softmax.as_gradient_flow(of.Gaussian), exact.softmax_path(S0, -H, ATTENTION_END)
+    return {
+        tau: Bracket(
+            explicit=final(mu, softmax, ATTENTION_END, tau, of.Euler()).cov,
+            flow=flow,
+            implicit=final(mu, descent, ATTENTION_END, tau).cov,
+            scheme=attention_scheme(tau),
+        )
+        for tau in ATTENTION_TAUS
     }
-    ends = [
-        of.flow(mu, f, stepper, t1=ATTENTION_END, dt=tau, save_at=[0.0]).final for stepper, f in flows.items()
-    ]
-    explicit, implicit = (of.Gaussian(*end.coords).cov for end in ends)
-    return Bracket(
-        explicit, closed_forms.softmax_path(S0, -H, ATTENTION_END), implicit, attention_scheme(tau)
-    )
 
 
 def attention_scheme(tau: float) -> Tensor:
@@ -119,33 +131,71 @@ def attention_scheme(tau: float) -> Tensor:
     values, vectors = np.linalg.eigh(H)
     root, inverse = ((vectors * values**p) @ vectors.T for p in (0.5, -0.5))
     z, frame = np.linalg.eigh(root @ S0 @ root)
-    for _ in range(_steps(ATTENTION_END, tau)):
-        z = np.array([_cubic(tau, a) for a in z])
-    out = inverse @ ((frame * z) @ frame.T) @ inverse
-    return torch.from_numpy(out)
+    z = march(_cubic, z, ATTENTION_END, tau)
+    return torch.from_numpy(inverse @ ((frame * z) @ frame.T) @ inverse)
 
 
-def _cubic(tau: float, z: float) -> float:
-    """The real root y of tau^2 y^3 + 2 tau y^2 + y = z >= 0, the only one that is not negative."""
-    roots = np.roots([tau**2, 2 * tau, 1.0, -z])
-    return float(roots[np.abs(roots.imag).argmin()].real)
+def _cubic(z: np.ndarray, tau: float) -> np.ndarray:
+    """The real roots y of tau^2 y^3 + 2 tau y^2 + y = z >= 0, the only ones that are not negative."""
+    roots = [np.roots([tau**2, 2 * tau, 1.0, -each]) for each in z]
+    return np.array([three[np.abs(three.imag).argmin()].real for three in roots])
 
 
-def spread(n: int, *, quick: bool) -> Spread:
+def attention(each: dict[float, Bracket]) -> Oracle:
+    """The implicit steps of `brackets` as an oracle.
+
+    >>> sorted(attention(brackets()).solver)
+    [0.025, 0.05, 0.1]
+    """
+    solver = {tau: largest(b.implicit, b.scheme) for tau, b in each.items()}
+    scheme, norm = (
+        {tau: largest(b.scheme, b.flow) for tau, b in each.items()},
+        "covariance, largest difference",
+    )
+    return Oracle("softmax attention, Gaussians", norm, CASTIN, solver, scheme, 1e-9)
+
+
+# --- particles ---------------------------------------------------------------------------------------
+
+
+class Spread(NamedTuple):
+    """Radii of clouds that repel: of the explicit flow at times t, and of JKO steps from its middle."""
+
+    t: np.ndarray
+    radius: np.ndarray
+    jko: float
+    concavity: float
+
+
+def aggregation() -> Oracle:
+    """W = |x|^2 / 2 between 40 particles with weights: the flow is c + exp(-t) (x - c), c their centre.
+
+    >>> max(aggregation().solver.values()) < 1e-10
+    True
+    """
+    rng = np.random.default_rng(SEED)
+    x, w = torch.from_numpy(rng.normal(size=(40, 2))), torch.from_numpy(rng.dirichlet(np.ones(40)))
+    pull, centre = of.Interaction(lambda x, y: (x - y).square().sum(-1) / 2), w @ x
+    runs = {tau: final(of.Particles(x, w), pull, 1.0, tau).x for tau in TAUS}
+    scheme = {tau: march(exact.aggregation_step, x, 1.0, tau, w=w) for tau in TAUS}
+    last, norm = centre + np.exp(-1.0) * (x - centre), "positions, largest difference"
+    return Oracle.between("quadratic interaction, particles", norm, 1e-10, largest, runs, scheme, last)
+
+
+def spread(n: int, tau: float) -> Spread:
     """The flow of -1/2 iint |x - y| from n particles in a disc of radius 1e-6: RK4, and JKO from t = 1/2.
 
-    >>> round(float(spread(20, quick=True).radius[-1]), 2)
+    >>> round(float(spread(20, 0.125).radius[-1]), 2)
     0.78
     """
     k = np.arange(n) + 0.5
-    angle = np.pi * (1 + 5**0.5) * k
+    angle = np.pi * (1 + 5**0.5) * k  # the golden angle: every particle has the same share of the disc
     start = 1e-6 * np.sqrt(k / n)[:, None] * np.stack([np.cos(angle), np.sin(angle)], -1)
     push = of.Interaction(lambda x, y: -(x - y).square().sum(-1).sqrt(), diagonal=False)
-    field = of.SteepestDescent(push, of.Wasserstein())
-    times = np.linspace(0, 1, 11)
+    field, times = of.SteepestDescent(push, of.Wasserstein()), np.linspace(0, 1, 11)
     traj = of.flow(of.Particles(start), field, of.RK4(), t1=1.0, dt=0.01, save_at=times)
-    middle = traj.measures[5]
-    late = of.flow(middle, field, of.JKO(), t1=1.0, t0=0.5, dt=0.125 if quick else 0.0625)
+    # JKO steps cannot leave the point itself: there the curvature of the energy has no bound.
+    late = of.flow(traj.measures[5], field, of.JKO(), t1=1.0, t0=0.5, dt=tau)
     radius = np.array([_radius(mu) for mu in traj.measures])
     return Spread(times, radius, _radius(late.final), float(late.certificates["concavity"][1:].max()))
 

@@ -25,26 +25,16 @@ import numpy as np
 
 import otflow as of
 from otflow import closed_forms
-from otflow.papers.porous_medium import draw
-from otflow.papers.porous_medium.runs import (
-    STEPPERS,
-    BarenblattRun,
-    alone,
-    descend,
-    exact_energy,
-    front,
-    fronts,
-    on_line,
-    radii,
-    spread,
-    two_bumps,
-)
+from otflow.papers.porous_medium import draw, runs
+from otflow.papers.porous_medium.runs import BarenblattRun
 from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.frame import Frame
 from otflow.reproduce.oracle import JKO98, l1, order
 
-BARENBLATT = "Barenblatt 1952; Vázquez 2007"
+BARENBLATT = Source(f"Barenblatt 1952; Vázquez 2007; {JKO98}")
+ALONE = Source("Barenblatt 1952; Vázquez 2007; finite speed")
 OTTO = Source("Otto 2001; virial theorem of the scheme, see the text")
+RICHARDSON = Source("Richardson's extrapolation")
 SPANS = {2.0: (2e-4, 4.2e-3, 16), 4.0: (2e-6, 4.02e-4, 8)}  # first time, last time, number of steps
 ALLOWED = {2.0: 2e-3, 4.0: 1e-2}  # L1 to the scheme: an infinite slope at the front costs accuracy
 BUMP_TOL = 1e-2  # kinks where fronts meet are not smooth either
@@ -53,15 +43,15 @@ BUMP_TAU, BUMP_STEPS = 2e-4, 9  # the walls are not reached
 
 def run(frame: Frame) -> Result:
     """Two profiles, two bumps, and the line."""
-    cells = {2.0: 128 if frame.quick else 256, 4.0: 128}
-    profiles = {}
+    cells, profiles = {2.0: frame.size(128, 256), 4.0: 128}, {}
     for k, (m, n) in enumerate(cells.items()):
         frame.stage(0.3 * k, f"Barenblatt's profile, m = {m:g}, {n} x {n} cells")
-        profiles[m] = spread(n, m, *SPANS[m])
+        profiles[m] = runs.spread(n, m, *SPANS[m])
     frame.stage(0.6, "two bumps")
-    bumps = descend(two_bumps(128), 2.0, 0.0, BUMP_TAU, BUMP_STEPS, BUMP_TOL)
+    bumps = runs.descend(runs.two_bumps(128), 2.0, 0.0, BUMP_TAU, BUMP_STEPS, BUMP_TOL)
     frame.stage(0.8, "the line")
-    line = {(m, name): on_line(m, name, 300 if frame.quick else 500) for m in SPANS for name in STEPPERS}
+    n = frame.size(300, 500)
+    line = {(m, name): runs.on_line(m, name, n) for m in SPANS for name in runs.STEPPERS}
     claims = [
         *(claim for found in profiles.values() for claim in _profile_claims(found)),
         *_bump_claims(bumps),
@@ -73,89 +63,66 @@ def run(frame: Frame) -> Result:
         "two-bumps": draw.bumps(bumps),
         "errors": draw.errors(profiles, bumps, line),
     }
-    last = {f"density_{m:g}": a.densities[-1].density.numpy() for m, a in profiles.items()}
+    last = {f"density_{m:g}": found.densities[-1].density.numpy() for m, found in profiles.items()}
     return Result(claims, figures, last | {"bumps": np.stack([mu.density.numpy() for mu in bumps.densities])})
 
 
-# --- runs on grids -----------------------------------------------------------------------------------
-
-
 def _profile_claims(found: BarenblattRun) -> list[Claim]:
-    m, R, x = found.m, radii(found), found.densities[0].axes
-    behind = [
-        l1(mu.density, closed_forms.barenblatt_grid(x, r, m))
-        for mu, r in zip(found.densities, R, strict=True)
-    ]
+    m, R, x, every = found.m, runs.radii(found), found.densities[0].axes, found.densities
+    behind = [l1(mu.density, closed_forms.barenblatt_grid(x, r, m)) for mu, r in zip(every, R, strict=True)]
     edge = closed_forms.barenblatt_radius(1.0, m, 2).item() * R
-    off = np.abs([front(mu) for mu in found.densities] - edge) / found.densities[0].spacing[0]
-    energy = found.energy / exact_energy(R, m) - 1
+    off = np.abs([runs.front(mu) for mu in every] - edge) / every[0].spacing[0]
+    energy = np.abs(found.energy / runs.exact_energy(R, m) - 1)
     words = f"m = {m:g}, {len(x[0])} x {len(x[0])} cells"
+    profile = f"L1 distance to Barenblatt's profile in the exact scheme (largest of {len(R)} times)"
+    front = "the front is where the exact scheme has it (largest difference, in cells)"
+    fall = "the energy is that of the exact scheme (largest relative difference)"
     return [
-        Source(f"{BARENBLATT}; {JKO98}")(
-            f"{words}: L1 distance to Barenblatt's profile in the exact scheme (largest of {len(R)} times)"
-        ).at_most(ALLOWED[m], max(behind)),
-        Source(f"{BARENBLATT}; {JKO98}")(
-            f"{words}: the front is where the exact scheme has it (largest difference, in cells)"
-        ).at_most(1.5, off.max()),
-        Source(f"{BARENBLATT}; {JKO98}")(
-            f"{words}: the energy is that of the exact scheme (largest relative difference)"
-        ).at_most(5e-3, np.abs(energy).max()),
+        BARENBLATT(f"{words}: {profile}").at_most(ALLOWED[m], max(behind)),
+        BARENBLATT(f"{words}: {front}").at_most(1.5, off.max()),
+        BARENBLATT(f"{words}: {fall}").at_most(5e-3, energy.max()),
     ]
-
-
-# --- two bumps ---------------------------------------------------------------------------------------
 
 
 def _bump_claims(found: BarenblattRun) -> list[Claim]:
-    apart = alone(len(found.densities[0].axes[0]), found.tau, len(found.cost))
-    behind = [l1(mu.density, rho) for mu, rho in zip(found.densities, apart, strict=False)]
-    counts = [fronts(mu) for mu in (found.densities[0], found.densities[-1])]
-    centres = [of.observables.mean(mu) for mu in (found.densities[0], found.densities[-1])]
+    first, last = found.densities[0], found.densities[-1]
+    apart = runs.alone(len(first.axes[0]), found.tau, len(found.cost))
+    behind = max(l1(mu.density, rho) for mu, rho in zip(found.densities, apart, strict=False))
+    moved = float((of.observables.mean(last) - of.observables.mean(first)).norm()) / first.spacing[0]
+    fronts = Source("finite speed")("two bumps: fronts at the start and at the end")
+    centre = Source("no force from outside")("two bumps: the centre of mass stays (distance, in cells)")
     return [
-        Source(f"{BARENBLATT}; finite speed")(
+        ALONE(
             f"two bumps: each is alone in the {len(apart) - 1} steps before their fronts meet (largest L1)"
-        ).at_most(4e-3, max(behind)),
-        Source("finite speed")("two bumps: fronts at the start and at the end").equal(
-            "2, 1", ", ".join(map(str, counts))
-        ),
-        Source("no force from outside")("two bumps: the centre of mass stays (distance, in cells)").at_most(
-            0.1, float((centres[1] - centres[0]).norm()) / found.densities[0].spacing[0]
-        ),
+        ).at_most(4e-3, behind),
+        fronts.equal("2, 1", f"{runs.fronts(first)}, {runs.fronts(last)}"),
+        centre.at_most(0.1, moved),
     ]
 
 
-# --- certificates ------------------------------------------------------------------------------------
-
-
-def _certificates(runs: list[BarenblattRun]) -> list[Claim]:
-    every = [mu for found in runs for mu in found.densities]
-    mass = max(abs(float(mu.density.sum()) * mu.cell - 1) for mu in every)
-    steps = sum(len(found.cost) for found in runs)
+def _certificates(found: list[BarenblattRun]) -> list[Claim]:
+    steps, gap = sum(len(one.cost) for one in found), max(one.energy_gap.max() for one in found)
+    lost = max(one.lost.max() for one in found)
+    low = min(mu.density.min() for one in found for mu in one.densities)
+    names = [f"m = {one.m:g}{word}" for one, word in zip(found, ("", "", ", two bumps"), strict=True)]
+    excess = f"all {steps} steps: F(mu') + W2(mu', mu)^2 / (2 tau) <= F(mu) (largest excess)"
+    virial = "M2' - M2 + W2^2 = 2 d (m - 1) tau F(mu') (largest rel. difference)"
     return [
-        JKO98(f"all {steps} steps: F(mu') + W2(mu', mu)^2 / (2 tau) <= F(mu) (largest excess)").at_most(
-            0.0, max(float(found.energy_gap.max()) for found in runs)
-        ),
-        Source("conservation")(f"all {steps} steps: |mass - 1| (largest)").at_most(1e-10, mass),
-        Source("positivity")("no density is negative (lowest, with the sign turned)").at_most(
-            0.0, -min(float(mu.density.min()) for mu in every)
-        ),
+        JKO98(excess).at_most(0.0, gap),
+        Source("conservation")(f"all {steps} steps: |mass - 1| (largest)").at_most(1e-10, lost),
+        Source("positivity")("no density is negative (lowest, with the sign turned)").at_most(0.0, -low),
         *(
-            OTTO(
-                f"m = {found.m:g}{word}: M2' - M2 + W2^2 = 2 d (m - 1) tau F(mu') (largest rel. difference)"
-            ).at_most(2e-2, np.abs(found.virial).max())
-            for found, word in zip(runs, ("", "", ", two bumps"), strict=True)
+            OTTO(f"{name}: {virial}").at_most(2e-2, np.abs(one.virial).max())
+            for name, one in zip(names, found, strict=True)
         ),
     ]
-
-
-# --- the line ----------------------------------------------------------------------------------------
 
 
 def _line_claims(line: dict[tuple[float, str], dict[float, float]]) -> list[Claim]:
-    expected = {"JKO": (1, 0.9, 1.05, JKO98), "extrapolated": (2, 1.8, 2.1, "Richardson's extrapolation")}
-    return [
-        Source(str(expected[name][3]))(
-            f"m = {m:g}, on the line: {name} meets the equation with the order {expected[name][0]} in tau"
-        ).within(expected[name][1], expected[name][2], order(errors))
-        for (m, name), errors in line.items()
-    ]
+    expected = {"JKO": (JKO98, 1, 0.9, 1.05), "extrapolated": (RICHARDSON, 2, 1.8, 2.1)}
+    claims = []
+    for (m, name), errors in line.items():
+        source, power, low, high = expected[name]
+        meets = source(f"m = {m:g}, on the line: {name} meets the equation with the order {power} in tau")
+        claims.append(meets.within(low, high, order(errors)))
+    return claims
