@@ -49,7 +49,7 @@ def attention(sign: float, *, masked: bool = False) -> of.SoftmaxAttention:
 
 def curve(sign: float, ns: Sequence[int], *, masked: bool) -> SmoothnessCurve:
     """Constants in the disc where adversarial tokens have the gap GAP."""
-    # Scores differ by R^2 / 4 at most if A = I, where tokens look at their like, and by 2 R^2 if A = -I.
+    # The gap of adversarial tokens is R^2 / 4 if A = I, and 2 R^2 if A = -I.
     field, R = attention(sign, masked=masked), math.sqrt(4 * GAP if sign > 0 else GAP / 2)
     bad = [local_constant(field, adversarial_tokens(field, R, n)).value.item() for n in ns]
     drawn = [local_constant(field, in_disc(R, n), tol=1e-4).value.median().item() for n in ns]

@@ -8,15 +8,9 @@ import numpy as np
 from scipy.special import iv
 
 import otflow as of
+from otflow.papers.masked_stability import runs
 from otflow.papers.masked_stability.long_sequences import TIMES, LongSequences
-from otflow.papers.masked_stability.runs import (
-    TIME,
-    DistanceGrowth,
-    MaskedEstimate,
-    Orders,
-    bessel_mean,
-    harmonic,
-)
+from otflow.papers.masked_stability.runs import TIME, DistanceGrowth, MaskedEstimate, Orders
 from otflow.reproduce.fits import slope
 
 BLUE, RED, GREEN = of.plot.COLOURS[:3]
@@ -33,11 +27,11 @@ def ratios(velocity: DistanceGrowth, flows: DistanceGrowth) -> Any:
     """
     fig, ((left, right),) = of.plot.figure(1, 2, size=(9.6, 4.0))
     few, many = (np.unique(np.geomspace(1, end, 60).round()) for end in (velocity.n[-1], 1e5))
-    first, H = (np.array([harmonic(int(k)) for k in n]) for n in (few, many))
+    first, H = (np.array([runs.harmonic(int(k)) for k in n]) for n in (few, many))
     left.semilogx(few, first, color=RED, lw=1, label="$H_n$")
     left.plot(few, [np.sum(1 / np.arange(1, k + 1) ** 2) ** 0.5 for k in few], color=BLUE, lw=1)
     left.text(few[-1], 2.1, "Hardy's constant 2", color=INK, ha="right")
-    bessel, jensen = [bessel_mean(k, TIME) for k in many], iv(0, 2 * (TIME * H) ** 0.5)
+    bessel, jensen = [runs.bessel_mean(k, TIME) for k in many], iv(0, 2 * (TIME * H) ** 0.5)
     right.loglog(many, bessel, color=RED, lw=1, label=r"$\mathrm{E}\,I_0(2\sqrt{M})$")
     right.plot(many, jensen, color=RED, lw=1, ls=":", label=r"$I_0(2\sqrt{H_n})$")
     right.text(many[-1], 1.06 * np.exp(2 * TIME), "$e^2$", color=INK, ha="right")

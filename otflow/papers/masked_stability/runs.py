@@ -17,7 +17,7 @@ from otflow.stability.bounds.a_priori import a_priori
 from otflow.stability.coupled import coupled
 from otflow.transport.exact.sequences import positions
 
-# Of no symmetry; V turns, so that tokens do not just run away.
+# Of no symmetry; V turns tokens while it drives them out.
 Q, K, V = ((0.7, 0.2), (-0.3, 0.5)), ((0.6, -0.4), (0.1, 0.7)), ((0.3, -0.8), (0.8, 0.3))
 TIME = 1.0
 
@@ -94,7 +94,7 @@ def estimate(field: of.VelocityField, p: float, n: int, d: int, rng: np.random.G
     x = rng.uniform(-0.35, 0.35, (n, d))
     move = rng.normal(size=(24, n, d))
     move[8:16, 1:] = 0.0
-    # Falling like i^(-1/p), which just fails to be summable: the worst for Hardy's inequality.
+    # Moves i^(-1/p), whose powers of order p just fail to be summable: the worst for Hardy's inequality.
     move[16:] = rng.normal(size=(8, 1, d)) * np.arange(1, n + 1)[:, None] ** (-1 / p)
     y = x + 1e-3 * move / np.abs(move).max((1, 2), keepdims=True)
     mu, nu = (of.Particles(z, label=positions(n)) for z in (x, y))

@@ -12,7 +12,7 @@ import otflow as of
 from otflow.stability.bounds.a_priori import a_priori
 from otflow.transport.exact.sequences import positions
 
-# Queries, keys and values in space: of no symmetry, and small, so that nothing explodes before t = 1.
+# Queries, keys and values in space, of no symmetry.
 Q = ((0.6, 0.2, 0.0), (-0.1, 0.4, 0.3), (0.1, -0.2, 0.6))
 K = ((0.4, -0.1, 0.2), (0.3, 0.5, 0.0), (0.0, 0.2, 0.4))
 V = ((0.5, -0.4, 0.0), (0.4, 0.5, 0.2), (0.0, -0.2, 0.4))

@@ -47,7 +47,7 @@ def _turning(Q: Tensor, K: Tensor, V: Tensor) -> of.VelocityField:
     return of.SoftmaxAttention(Q, K, lambda t: torch.cos(3 * t) * V)
 
 
-# Scales that differ: scores enter L2 and unnormalised attention without a normaliser that tames them.
+# The number, where there is one, is the size of queries and keys.
 FIELDS: dict[str, Maker] = {
     "softmax": _maker(of.SoftmaxAttention),
     "L2": _maker(of.L2Attention, 0.8),
