@@ -17,7 +17,8 @@ import numpy as np
 from scipy.integrate import solve_ivp
 
 import otflow as of
-from otflow.papers import load, names
+from otflow.papers import REGISTRY
+from otflow.reproduce.frame import Frame
 
 D, END, RTOL, ATOL = 4, 5.0, 1e-8, 1e-10
 GOAL = 40.0  # times faster than the loop
@@ -73,9 +74,9 @@ def compare(n: int, timed: int, repeats: int = 3) -> None:
 
 def figures() -> None:
     total = 0.0
-    for name in (name for name in names() if name.startswith("castin")):
+    for name in (name for name in REGISTRY.names() if name.startswith("castin")):
         start = time.perf_counter()
-        load(name).run(quick=False, progress=lambda fraction, message: None)
+        REGISTRY.load(name).run(Frame())
         total += (spent := time.perf_counter() - start)
         print(f"  {name}: {spent:.1f} s")
     print(f"all figures: {total:.0f} s (goal {FIGURES:g}: {'reached' if total <= FIGURES else 'missed'})")
