@@ -140,6 +140,7 @@ def diameter(mu: Measure) -> Tensor:
     cloud = _cloud(mu, "diameter")
     x = _massive(cloud)  # (B, n, d)
     far, i, j = (torch.zeros(len(x), dtype=k, device=x.device) for k in (x.dtype, torch.long, torch.long))
+    # The farthest pair is found without a graph; only its distance is differentiated.
     for rows, d in _distances(cloud, x.detach()):
         top, where = d.flatten(1).max(-1)
         better = top > far

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from otflow.base.errors import InputError
 
-FLOATS = (torch.float32, torch.float64)
-HALVES = (torch.float16, torch.bfloat16)
+FLOATS = (torch.float32, torch.float64)  # the dtypes in which otflow computes
+HALVES = (torch.float16, torch.bfloat16)  # refused: their four digits or fewer do not carry a flow
 
 
 def fail(name: str, value: object, rule: str, remedy: str, error: type[InputError] = InputError) -> NoReturn:

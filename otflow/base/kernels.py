@@ -127,6 +127,7 @@ def _flatten(
 
 def _dense(scores: AttentionScores, v: Tensor) -> tuple[Tensor, Tensor]:
     s = scores.tile(slice(None))
+    # The shift by the maximum keeps exp from overflowing. It cancels, so it needs no derivative.
     top = s.detach().amax(-1, keepdim=True)
     top = torch.where(torch.isfinite(top), top, torch.zeros_like(top))  # rows that see nothing
     p = torch.exp(s - top)
@@ -234,6 +235,7 @@ def _block(scores: AttentionScores, v: Tensor, seen: Tensor, rows: slice) -> tup
 def _merge(a: Tensor, la: Tensor, b: Tensor, lb: Tensor) -> tuple[Tensor, Tensor]:
     """The attention over the union of two sets of keys, from the attention over each."""
     lse = torch.logaddexp(la, lb)
+    # Where neither set is seen all three are -inf, and their difference would be NaN.
     base = torch.where(torch.isfinite(lse), lse, torch.zeros_like(lse))
     return torch.exp(la - base)[..., None] * a + torch.exp(lb - base)[..., None] * b, lse
 

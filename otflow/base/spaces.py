@@ -177,10 +177,12 @@ def power_of_two(x: Tensor) -> Tensor:
 
 def norm(x: Tensor) -> Tensor:
     """|x| over the last axis, scaled against overflow, with gradient 0 (not NaN) at x = 0."""
+    # Divided by its largest entry, a vector has squares that neither overflow nor all underflow.
     scale = x.detach().abs().amax(-1, keepdim=True)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     square = (x / scale).square().sum(-1)
     zero = square == 0
+    # The root has an infinite slope at 0. There it is taken at 1 instead, and the result is not used.
     root = torch.where(zero, torch.ones_like(square), square).sqrt()
     return torch.where(zero, torch.zeros_like(root), root) * scale[..., 0]
 

@@ -161,7 +161,4 @@ def _edges(axis: Any, name: str) -> np.ndarray:
 
 def positive(value: Any, name: str) -> Tensor:
     """Numbers > 0."""
-    x = numbers.number(value, name)
-    if bool((x <= 0).any()):
-        checks.fail(f"min({name})", x.min().item(), "it must be > 0", f"choose another {name}")
-    return x
+    return numbers.above(value, name, "it must be > 0", f"choose another {name}")

@@ -25,7 +25,9 @@ from otflow.fields import VelocityField
 from otflow.measures import Measure, where
 from otflow.steppers import Memory, Step, Stepper
 
-MANY, FEW = 512, 0.8  # a batch of so many goes on without those that have arrived once so few are left
+# Chosen: a batch of at least MANY members goes on without those that have arrived once no more than the
+# part FEW of it still runs.
+MANY, FEW = 512, 0.8
 ORDER = "flow takes a measure such as Particles(x), a field and a stepper, in this order"
 Stop = Callable[[Tensor, Measure], Any]
 

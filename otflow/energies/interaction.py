@@ -66,6 +66,7 @@ class Interaction(Energy):
             x, w = (a.detach().requires_grad_() for a in nodes)
             parts = (gradient(self._tile(x, w, rows).sum(), (x, w)) for rows in self._tiles(x))
             grads = sum(parts, start=Tangent([torch.zeros_like(x), torch.zeros_like(w)]))
+            # The chain rule by hand: gradients at the nodes, then the nodes as functions of the coordinates.
             through = torch.stack([(a * g).sum() for a, g in zip(nodes, grads, strict=True)]).sum()
             return gradient(through, coords)
 

@@ -22,10 +22,10 @@ from otflow.metrics.base import distance
 from otflow.metrics.bounds import GroundDistances, lower_bound
 from otflow.metrics.twisted import Twisted, flatten, in_double, straight_action, weight_at
 
-FAR = 1e10  # the objective where a weight is not defined; it is 1 for the straight path
+FAR = 1e10  # the objective where a weight is not defined; chosen: it is 1 for the straight path
 
 
-FINER = 8  # parts of a piece, to check the quadrature of its length
+FINER = 8  # parts of a piece, to check the quadrature of its length; chosen
 
 
 @dataclass(frozen=True, eq=False)

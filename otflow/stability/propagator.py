@@ -110,6 +110,7 @@ class Propagator:
     def pull(self, c: Tangent) -> Tangent:
         """DPhi* c, the transpose: <c, DPhi u>_T = <DPhi* c, u>_0. Axes in front hold several c."""
         extra = _extra(c, self.final, "c")
+        # A covector carries the weights of L2(mu_T), which are those of L2(mu_0); `sharp` takes them off.
         c = self.final.tangent(c).zip(self._roots, lambda a, r: a * r.square())
         rows = [
             self._backward(Tangent(one)) for one in zip(*(_merged(a, len(extra)) for a in c), strict=True)
