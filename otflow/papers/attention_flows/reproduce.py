@@ -29,13 +29,10 @@ GROWTH = PAPER.at("Theorem 3.1")
 EPS = 2.0  # of Sinkhorn attention: not 1, so that a rate without it would be seen
 SEED = 2025
 STARTS = (0.1, 0.5, 1.0)  # of single tokens that blow up
-LENGTH = 3.0  # of the flows in time; the claims on the mean and the page name it
-RATES = dict.fromkeys(("softmax", "L2", "sigmoid"), "exp(t |V|)") | {
-    "Sinkhorn": "exp(t |V| / eps)",
-    "multi-head": "exp(t sum_h |W_h V_h|)",
-}
+LENGTH = 3.0  # of the flows in time; the claim on the mean names it
 Fields = dict[str, of.VelocityField]
 Flows = dict[str, of.Trajectory]
+Bounds = dict[str, tuple[float, str]]
 Spread = dict[str, dict[int, float]]
 
 
@@ -85,7 +82,7 @@ def _fields(m: dict[str, Tensor]) -> Fields:
         "L2": of.L2Attention(Q, K, V),
         "Sinkhorn": of.SinkhornAttention(Q, K, V, eps=EPS),
         "sigmoid": of.SigmoidAttention(Q, K, V),
-        # Half the weights, since nothing bounds its growth and it is to last as long as the others.
+        # Half the weights, since nothing bounds its growth.
         "unnormalised": of.UnnormalisedAttention(0.5 * Q, 0.5 * K, V),
         "multi-head": of.MultiHead(
             [soft, of.SoftmaxAttention(m["Q2"], m["K2"], m["V2"])], mix=[m["W"], m["W2"]]
@@ -101,10 +98,11 @@ def _norm(a: Tensor) -> float:
     return float(torch.linalg.matrix_norm(a, 2))
 
 
-def _growth(m: dict[str, Tensor]) -> dict[str, float]:
-    """The rate r in R(t) <= exp(r t) R(0), for the fields that have one."""
+def _growth(m: dict[str, Tensor]) -> Bounds:
+    """The rate r in R(t) <= exp(r t) R(0), for the fields that have one, and how it is written."""
     v, heads = _norm(m["V"]), _norm(m["W"] @ m["V"]) + _norm(m["W2"] @ m["V2"])
-    return {"softmax": v, "L2": v, "sigmoid": v, "Sinkhorn": v / EPS, "multi-head": heads}
+    plain = dict.fromkeys(("softmax", "L2", "sigmoid"), (v, "t |V|"))
+    return plain | {"Sinkhorn": (v / EPS, "t |V| / eps"), "multi-head": (heads, "t sum_h |W_h V_h|")}
 
 
 # --- claims ------------------------------------------------------------------------------------------
@@ -116,12 +114,12 @@ def _over(traj: of.Trajectory, bound: Tensor) -> Tensor:
     return (radius / (radius[0] * bound))[1:].max()
 
 
-def _radius_claims(flows: Flows, bounds: dict[str, float]) -> list[Claim]:
+def _radius_claims(flows: Flows, bounds: Bounds) -> list[Claim]:
     return [
-        GROWTH(f"{name} attention: R(t) / ({RATES[name]} R(0)) is at most one (largest over t)").at_most(
+        GROWTH(f"{name} attention: R(t) / (exp({word}) R(0)) is at most one (largest over t)").at_most(
             1.0, _over(flows[name], torch.exp(rate * flows[name].ts)), slack=1e-9
         )
-        for name, rate in bounds.items()
+        for name, (rate, word) in bounds.items()
     ]
 
 
@@ -234,13 +232,13 @@ def _draw_flows(flows: Flows) -> Any:
     return fig
 
 
-def _draw_radius(flows: Flows, bounds: dict[str, float]) -> Any:
+def _draw_radius(flows: Flows, bounds: Bounds) -> Any:
     fig, ((ax,),) = of.plot.figure(1, 1, size=(7.0, 4.0))
     for (name, traj), colour in zip(flows.items(), of.plot.COLOURS, strict=False):
         radius = traj.observed["radius"]
         ax.plot(traj.ts, radius, color=colour, label=name)
         if name in bounds:
-            bound = radius[0] * torch.exp(bounds[name] * traj.ts)
+            bound = radius[0] * torch.exp(bounds[name][0] * traj.ts)
             ax.plot(traj.ts, bound, color=colour, linestyle=":", linewidth=1)
     title = "measured (solid), bound (dotted; softmax, L2 and sigmoid share theirs)"
     of.plot.panel(ax, title, "time (depth)", "radius of the cloud", yscale="log", legend=BESIDE)

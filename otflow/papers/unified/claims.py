@@ -5,19 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 import otflow as of
-from otflow.papers.unified.runs import (
-    SCIPY,
-    SECTION,
-    PanelRun,
-    apart,
-    degrees,
-    far,
-    isotropic,
-    ranks,
-    scores,
-    stable_lines,
-    unevenness,
-)
+from otflow.papers.unified import runs
+from otflow.papers.unified.runs import SCIPY, SECTION, PanelRun, far
 from otflow.reproduce.claim import Claim, Source
 
 STABLE = Source("linearisation at c uu^T: u^T (A + A^T) V u < 0 and u^T A V u < 0")
@@ -31,7 +20,7 @@ def dying(run: PanelRun, source: Source) -> list[Claim]:
         f"{label}: t S(t) -> M with B(M) M + M B(M)^T = -M (largest relative distance at t = {t:g})"
     )
     return [
-        zero.equal(len(run.end), (ranks(run.traj) == 0).sum()),
+        zero.equal(len(run.end), (runs.ranks(run.traj) == 0).sum()),
         alike.at_most(1e-3, far(t * run.end, run.profile)),
     ]
 
@@ -45,33 +34,33 @@ def rank_one(run: PanelRun, source: Source) -> list[Claim]:
     )
     return [
         source(f"{label}: every limit has rank d - rank(A + A^T) = 1 (members)").equal(
-            len(run.end), (ranks(run.traj) == 1).sum()
+            len(run.end), (runs.ranks(run.traj) == 1).sum()
         ),
-        limit.at_most(1e-4, far(run.end, of.closed_forms.softmax_limit(p.covariances, scores(p)))),
+        limit.at_most(1e-4, far(run.end, of.closed_forms.softmax_limit(p.covariances, runs.scores(p)))),
         source(f"{label}: the limits are orthogonal to q (largest angle, radians)").at_most(
-            1e-5, apart(run.end, across)[0].max()
+            1e-5, runs.apart(run.end, across)[0].max()
         ),
     ]
 
 
 def settling(run: PanelRun, source: Source) -> list[Claim]:
     """S -> c uu^T with u^T A u = 0, on the lines at which this is stable, for A + A^T of both signs."""
-    label, lines = run.label, isotropic(run.panel.A)
-    sine, which = apart(run.end, lines)
-    other = apart(run.other.S, lines)[1]
+    label, lines = run.label, runs.isotropic(run.panel.A)
+    sine, which = runs.apart(run.end, lines)
+    other = runs.apart(run.other.S, lines)[1]
     along = Source(f"{source}; stationary matrices uu^T")
     return [
         source(f"{label}: every member comes to rest (members)").equal(len(sine), run.ended("stopped").sum()),
         source(f"{label}: every limit has rank one (largest ratio of its eigenvalues)").at_most(
-            1e-5, unevenness(run.end).max()
+            1e-5, runs.unevenness(run.end).max()
         ),
         along(f"{label}: every limit lies along a u with u^T A u = 0 (largest angle, radians)").at_most(
             1e-5, sine.max()
         ),
         STABLE(f"{label}: lines that are reached, against those that are stable").equal(
-            len(stable_lines(run.panel)), len(np.unique(which))
+            len(runs.stable_lines(run.panel)), len(np.unique(which))
         ),
-        SCIPY(f"{label}: members that end on the line at {degrees(lines[0]):.1f} degrees").equal(
+        SCIPY(f"{label}: members that end on the line at {runs.degrees(lines[0]):.1f} degrees").equal(
             (other == 0).sum(), (which == 0).sum()
         ),
     ]

@@ -44,7 +44,7 @@ def _dying(run: PanelRun) -> list[Claim]:
 
 
 def _rank_one(run: PanelRun) -> list[Claim]:
-    path = of.closed_forms.softmax_path(run.panel.covariances, scores(run.panel), run.times[1:])
+    path = of.closed_forms.softmax_path(run.panel.covariances, scores(run.panel), run.t[1:, None])
     return [
         *claims.rank_one(run, PAPER.at("Fig. 1b")),
         SECTION(

@@ -24,52 +24,35 @@ from typing import Any
 import numpy as np
 
 import otflow as of
-from otflow.papers.unified import draw
+from otflow.papers.unified import draw, runs
 from otflow.papers.unified.claims import STABLE
 from otflow.papers.unified.parameters import PAPER, Panel, trace
-from otflow.papers.unified.runs import (
-    SCIPY,
-    SECTION,
-    Array,
-    PanelRun,
-    apart,
-    degrees,
-    explosive_line,
-    far,
-    final,
-    follow,
-    growth,
-    isotropic,
-    main_axis,
-    orbits,
-    scores,
-    stable_lines,
-    unevenness,
-)
+from otflow.papers.unified.runs import SCIPY, SECTION, Array, PanelRun, far
 from otflow.papers.unified.table import PanelRow, reproduce
 from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.frame import Frame
 
-LENGTH = 260.0  # of the orbits of panel d and of their check, in times of their own: all have ended by then
+LENGTH = 260.0  # of the orbits of panel d and of their check, in times of their own
 EARLY, LAST = 10.0, 30.0  # times at which panel c is compared with scipy, and until which it is followed
 
 
 def _explode(p: Panel, rtol: float, _: int) -> of.Trajectory:
-    return follow(p, t1=1e4, rtol=10 * rtol)
+    return runs.follow(p, t1=1e4, rtol=10 * rtol)
 
 
 def _grow(p: Panel, rtol: float, _: int) -> of.Trajectory:
-    return follow(p, t1=LAST, save_at=np.linspace(0.0, LAST, 31), rtol=rtol)
+    return runs.follow(p, t1=LAST, save_at=np.linspace(0.0, LAST, 31), rtol=rtol)
 
 
 def _split(p: Panel, rtol: float, _: int) -> of.Trajectory:
-    return follow(p, t1=1e4, calm=10 * rtol, rtol=rtol)  # |dS/dt| below ten tolerances is nothing but errors
+    # |dS/dt| below ten tolerances is nothing but errors
+    return runs.follow(p, t1=1e4, calm=10 * rtol, rtol=rtol)
 
 
 def _softmax(run: PanelRun) -> list[Claim]:
-    S0, V, A, found = run.panel.covariances, run.panel.V, scores(run.panel), run.traj.blow_up_time
+    S0, V, A, found = run.panel.covariances, run.panel.V, runs.scores(run.panel), run.traj.blow_up_time
     exact = of.closed_forms.softmax_blow_up_time(S0, A)
-    u, w = main_axis(of.closed_forms.softmax_blow_up_profile(S0, A)), main_axis(run.end)
+    u, w = runs.main_axis(of.closed_forms.softmax_blow_up_profile(S0, A)), runs.main_axis(run.end)
     alike = PAPER.at("section 4: (t* - t) S(t) -> t* uu^T")
     return [
         PAPER.at("section 4: all of them, for A + A^T > 0 and V = I")("2a: covariances that blow up").equal(
@@ -82,7 +65,7 @@ def _softmax(run: PanelRun) -> list[Claim]:
             "2a: blow-up before d / (min eig(A + A^T) min eig(V)^2 tr(V^-1 S0)) (largest ratio)"
         ).at_most(1.0, (found / of.closed_forms.softmax_blow_up_bound(S0, A, V)).max()),
         alike("2a: at blow-up the rank is one (largest ratio of eigenvalues)").at_most(
-            1e-6, unevenness(run.end).max()
+            1e-6, runs.unevenness(run.end).max()
         ),
         alike(
             "2a: the direction of blow-up is S0^1/2 w, w the top eigenvector (largest angle, radians)"
@@ -98,12 +81,12 @@ def head_directions(p: Panel) -> Array:
     (4, 2)
     """
     first, second = (np.outer(p.K[h], p.Q[h]) for h in range(2))
-    return np.concatenate([np.eye(2), isotropic(first - second)])
+    return np.concatenate([np.eye(2), runs.isotropic(first - second)])
 
 
 def _heads(run: PanelRun) -> list[Claim]:
     lines, other = head_directions(run.panel), run.other
-    sine, which = apart(run.end, lines)
+    sine, which = runs.apart(run.end, lines)
     return [
         PAPER.at(f"Fig. 2b; {SCIPY}")("2b: covariances that blow up").equal(
             other.exploded.sum(), run.ended("blow_up").sum()
@@ -112,13 +95,13 @@ def _heads(run: PanelRun) -> list[Claim]:
             1e-3, np.abs(run.blow_up_time / other.t - 1).max()
         ),
         PAPER.at("Fig. 2b")("2b: at blow-up the rank is one (largest ratio of eigenvalues)").at_most(
-            1e-6, unevenness(run.end).max()
+            1e-6, runs.unevenness(run.end).max()
         ),
         Source("x_h = 0, or (k_1.x)(q_1.x) = (k_2.x)(q_2.x)")(
             "2b: the direction of blow-up is stationary for two heads (largest angle, radians)"
         ).at_most(1e-3, sine.max()),
-        SCIPY(f"2b: covariances that blow up along the line at {degrees(lines[1]):.0f} degrees").equal(
-            (apart(other.S, lines)[1] == 1).sum(), (which == 1).sum()
+        SCIPY(f"2b: covariances that blow up along the line at {runs.degrees(lines[1]):.0f} degrees").equal(
+            (runs.apart(other.S, lines)[1] == 1).sum(), (which == 1).sum()
         ),
     ]
 
@@ -139,7 +122,7 @@ def _l2(run: PanelRun) -> list[Claim]:
     p, S, t = run.panel, run.S, run.t
     low, high = l2_rates(p)
     seen = trace(p.K @ S @ p.K.T)
-    bound = of.closed_forms.l2_trace_bound(p.covariances, p.Q / np.sqrt(p.d), p.K, p.V, run.times)
+    bound = of.closed_forms.l2_trace_bound(p.covariances, p.Q / np.sqrt(p.d), p.K, p.V, t[:, None])
     law = Source("d/dt tr X = tr((G + G^T) X^2 (I + X)^-1), X = 2 K S K^T, G = Q K^-1, for V = I")
     between = f"{law}, so eventually between the eigenvalues of G + G^T, which are positive"
     return [
@@ -154,7 +137,7 @@ def _l2(run: PanelRun) -> list[Claim]:
         ).at_most(1.0, (seen / seen[0] * np.exp(-high * t)[:, None])[1:].max()),
         PAPER.at(f"Fig. 2c; {between}")(
             f"2c: one eigenvalue of S diverges: the least rate of log tr K S K^T at t = {LAST:g}"
-        ).within(low * (1 - 1e-3), high, growth(seen, t).min()),
+        ).within(low * (1 - 1e-3), high, runs.growth(seen, t).min()),
         SCIPY(f"2c: S at t = {EARLY:g} (largest relative difference)").at_most(
             1e-5, far(S[np.searchsorted(t, EARLY)], run.other.S)
         ),
@@ -163,7 +146,7 @@ def _l2(run: PanelRun) -> list[Claim]:
 
 def _both(run: PanelRun) -> list[Claim]:
     up, end, other = run.ended("blow_up"), run.end, run.other
-    line, pace = explosive_line(run.panel)
+    line, pace = runs.explosive_line(run.panel)
     counted, single = PAPER.at(f"Fig. 2d; {SCIPY}"), Source("x' = (x^T A x) V x for covariances xx^T")
     return [
         counted("2d: covariances that blow up").equal(other.exploded.sum(), up.sum()),
@@ -173,15 +156,15 @@ def _both(run: PanelRun) -> list[Claim]:
         ),
         single(
             "2d: what blows up does so along the eigenvector v of V with l v^T A v > 0 (angle, radians)"
-        ).at_most(1e-3, apart(end[up], line[None])[0].max()),
+        ).at_most(1e-3, runs.apart(end[up], line[None])[0].max()),
         single(
             "2d: (t* - t) tr S -> 1 / (2 l v^T A v) at blow-up (largest relative error at tr S = 1e4)"
         ).at_most(1e-2, _profile_error(run, pace)),
         PAPER.at("Fig. 2d")(
             "2d: every limit and every blow-up has rank one (largest ratio of eigenvalues)"
-        ).at_most(1e-5, unevenness(end).max()),
+        ).at_most(1e-5, runs.unevenness(end).max()),
         STABLE("2d: every limit lies along the stable u with u^T A u = 0 (largest angle, radians)").at_most(
-            1e-4, apart(end[~up], stable_lines(run.panel))[0].max()
+            1e-4, runs.apart(end[~up], runs.stable_lines(run.panel))[0].max()
         ),
     ]
 
@@ -190,25 +173,25 @@ def _profile_error(run: PanelRun, pace: float) -> float:
     """How far (t* - t) tr S is from 1 / pace when the trace passes ten thousand."""
     up = run.ended("blow_up")
     few = replace(run.panel, covariances=run.panel.covariances[up])
-    near = follow(few, t1=1e4, high=1e4, rtol=1e-7)
+    near = runs.follow(few, t1=1e4, high=1e4, rtol=1e-7)
     left = run.blow_up_time[up] - near.ended.numpy()
-    return float(np.abs(left * trace(final(near)) * pace - 1).max())
+    return float(np.abs(left * trace(runs.final(near)) * pace - 1).max())
 
 
 def _draw_softmax(run: PanelRun, above: Any, below: Any) -> None:
-    draw.discs(above, orbits(run.panel, length=30.0, count=run.saves), color=draw.RED, many=True)
+    draw.discs(above, runs.orbits(run.panel, length=30.0, count=run.saves), color=draw.RED, many=True)
     draw.titled(above, "all blow up, each in its direction", run)
-    exact = of.closed_forms.softmax_blow_up_time(run.panel.covariances, scores(run.panel)).numpy()
+    exact = of.closed_forms.softmax_blow_up_time(run.panel.covariances, runs.scores(run.panel)).numpy()
     draw.against(below, exact, run.blow_up_time, "closed form")
 
 
 def _draw_heads(run: PanelRun, above: Any, below: Any) -> None:
     lines = head_directions(run.panel)
-    which = apart(run.end, lines)[1]
+    which = runs.apart(run.end, lines)[1]
     shades = [draw.RED if k == 1 else draw.PINK for k in which]
-    draw.discs(above, orbits(run.panel, length=60.0, count=run.saves), color=shades, many=True)
+    draw.discs(above, runs.orbits(run.panel, length=60.0, count=run.saves), color=shades, many=True)
     for k, shade in zip(np.unique(which), (draw.RED, draw.PINK), strict=False):
-        draw.rim(above, lines[k], f"{degrees(lines[k]):.0f}°", color=shade)
+        draw.rim(above, lines[k], f"{runs.degrees(lines[k]):.0f}°", color=shade)
     draw.titled(above, "all blow up, in two directions", run)
     draw.against(below, run.other.t, run.blow_up_time, "scipy")
 
@@ -226,9 +209,9 @@ def _draw_l2(run: PanelRun, above: Any, below: Any) -> None:
 def _draw_both(run: PanelRun, above: Any, below: Any) -> None:
     p, up = run.panel, run.ended("blow_up")
     shades = np.where(up, draw.RED, draw.BLUE).tolist()
-    draw.discs(above, orbits(p, length=LENGTH, count=run.saves), color=shades, many=True)
-    draw.rim(above, explosive_line(p)[0], "$v$", color=draw.RED)
-    draw.rim(above, stable_lines(p)[0], "$u$", color=draw.BLUE)
+    draw.discs(above, runs.orbits(p, length=LENGTH, count=run.saves), color=shades, many=True)
+    draw.rim(above, runs.explosive_line(p)[0], "$v$", color=draw.RED)
+    draw.rim(above, runs.stable_lines(p)[0], "$u$", color=draw.BLUE)
     draw.titled(above, f"{up.sum()} blow up, {(~up).sum()} converge", run)
     draw.against(below, run.other.t[up], run.blow_up_time[up], "scipy")
 

@@ -21,35 +21,20 @@ from typing import Any
 import numpy as np
 
 import otflow as of
-from otflow.papers.unified import claims, draw
+from otflow.papers.unified import claims, draw, runs
 from otflow.papers.unified.parameters import PAPER, Panel, trace
-from otflow.papers.unified.runs import (
-    LAST,
-    SCIPY,
-    PanelRun,
-    apart,
-    decades,
-    decay,
-    explosive_line,
-    far,
-    follow,
-    panel,
-    profile,
-    rest,
-    speed,
-    stable_lines,
-)
+from otflow.papers.unified.runs import LAST, SCIPY, PanelRun, far
 from otflow.papers.unified.table import PanelRow, reproduce
 from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.frame import Frame
 
-END = 150.0  # time until which A3 is followed: the slowest members turn back at about half of it
+END = 150.0  # time until which A3 is followed
 MANY = 1e3  # the trace that the scripts of the paper count as divergence
 
 
 def _long(p: Panel, rtol: float, saves: int) -> of.Trajectory:
-    times = np.union1d(decades(END, count=saves), np.linspace(0.0, END, 31))
-    return follow(p, t1=END, calm=100 * rtol, rtol=10 * rtol, save_at=times)
+    times = np.union1d(runs.decades(END, count=saves), np.linspace(0.0, END, 31))
+    return runs.follow(p, t1=END, calm=100 * rtol, rtol=10 * rtol, save_at=times)
 
 
 def _dying(run: PanelRun) -> list[Claim]:
@@ -57,14 +42,14 @@ def _dying(run: PanelRun) -> list[Claim]:
         *claims.dying(run, PAPER.at("Fig. A1")),
         PAPER.at("Fig. A1; L2 attention near zero")(
             "A1: t S(t) tends to half of what it tends to under softmax attention (relative distance)"
-        ).at_most(1e-3, far(LAST * run.end, profile(panel("1a", quick=True)) / 2)),
+        ).at_most(1e-3, far(LAST * run.end, runs.profile(runs.panel("1a", quick=True)) / 2)),
     ]
 
 
 def _both(run: PanelRun) -> list[Claim]:
     p, other, stopped, size = run.panel, run.other, run.ended("stopped"), trace(run.S)
-    bound = of.closed_forms.l2_trace_bound(p.covariances, p.Q / np.sqrt(p.d), p.K, p.V, run.times)
-    resting = (speed(p, other.S) < 1e-5 * trace(other.S).clip(min=1.0)).sum()
+    bound = of.closed_forms.l2_trace_bound(p.covariances, p.Q / np.sqrt(p.d), p.K, p.V, run.t[:, None])
+    resting = (runs.speed(p, other.S) < 1e-5 * trace(other.S).clip(min=1.0)).sum()
     return [
         PAPER.at("Fig. A3; global existence of L2 attention for invertible K")(
             "A3: covariances that blow up"
@@ -84,17 +69,17 @@ def _both(run: PanelRun) -> list[Claim]:
         ),
         claims.STABLE(
             "A3: every limit lies along the stable u with u^T A u = 0 (largest angle, radians)"
-        ).at_most(1e-5, apart(run.end, stable_lines(p))[0].max()),
+        ).at_most(1e-5, runs.apart(run.end, runs.stable_lines(p))[0].max()),
         SCIPY("A3: the largest trace of a limit").equal(trace(other.S).max(), size[-1].max(), rtol=1e-3),
     ]
 
 
 def _draw_both(run: PanelRun, above: Any, below: Any) -> None:
-    large, (line, pace) = trace(run.end) > MANY, explosive_line(run.panel)
+    large, (line, pace) = trace(run.end) > MANY, runs.explosive_line(run.panel)
     shades, t = np.where(large, draw.RED, draw.BLUE), np.linspace(0.0, 100.0, 50)
     draw.discs(above, run.traj, color=shades.tolist(), many=True)
     draw.rim(above, line, "$v$", color=draw.RED)
-    draw.rim(above, stable_lines(run.panel)[0], "$u$", color=draw.BLUE)
+    draw.rim(above, runs.stable_lines(run.panel)[0], "$u$", color=draw.BLUE)
     draw.titled(above, "all converge, some after a long way", run)
     draw.traces(below, run.t, run.S, color=shades)
     rate = pace / np.sum((run.panel.K @ line) ** 2)
@@ -110,14 +95,14 @@ _rank_one, _settling = (
 )
 SIGNS = "L2, $A+A^T$ of both signs"
 PANELS = [
-    PanelRow("A1 L2", "L2, $V>0$, $A+A^T<0$", decay, _dying, draw.dying),
-    PanelRow("A2 L2 rank one", r"L2, $V=I$, $A\propto -qq^T$", decay, _rank_one, draw.rank_one),
-    PanelRow("A2 L2 mixed", SIGNS, rest, _settling, draw.settled, check=400.0, cone=True),
+    PanelRow("A1 L2", "L2, $V>0$, $A+A^T<0$", runs.decay, _dying, draw.dying),
+    PanelRow("A2 L2 rank one", r"L2, $V=I$, $A\propto -qq^T$", runs.decay, _rank_one, draw.rank_one),
+    PanelRow("A2 L2 mixed", SIGNS, runs.rest, _settling, draw.settled, check=400.0, cone=True),
     PanelRow("A3 L2", SIGNS, _long, _both, _draw_both, check=END, own_time=False),
 ]
 
 
 def run(frame: Frame) -> Result:
     """The four panels."""
-    # Every ninth of the covariances of A3 holds one whose trace passes 1000, every seventh does not.
+    # Every ninth of the covariances of A3: among them is one whose trace passes 1000.
     return reproduce(frame, "l2", PANELS, lambda found: {"final": found.end}, keep=9)

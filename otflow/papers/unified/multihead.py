@@ -14,20 +14,9 @@ from typing import Any
 import numpy as np
 
 import otflow as of
-from otflow.papers.unified import claims, draw
+from otflow.papers.unified import claims, draw, runs
 from otflow.papers.unified.parameters import PAPER, Panel, trace
-from otflow.papers.unified.runs import (
-    LAST,
-    SCIPY,
-    Array,
-    PanelRun,
-    decades,
-    decay,
-    far,
-    follow,
-    speed,
-    unevenness,
-)
+from otflow.papers.unified.runs import LAST, SCIPY, Array, PanelRun, far
 from otflow.papers.unified.table import PanelRow, reproduce
 from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.frame import Frame
@@ -37,7 +26,7 @@ LOW, HIGH = 1e-4, 1e3  # |dS/dt| and tr S at which the scripts of the paper end 
 
 
 def _slow(p: Panel, rtol: float, saves: int) -> of.Trajectory:
-    return follow(p, t1=LATE, save_at=np.union1d(decades(LATE, count=saves), [EARLY]), rtol=rtol)
+    return runs.follow(p, t1=LATE, save_at=np.union1d(runs.decades(LATE, count=saves), [EARLY]), rtol=rtol)
 
 
 def _dying(run: PanelRun) -> list[Claim]:
@@ -45,14 +34,14 @@ def _dying(run: PanelRun) -> list[Claim]:
         *claims.dying(run, PAPER.at("Fig. A1")),
         Source("self-similar solution: the root M of B(M) M + M B(M)^T = -M has det M = 0")(
             f"A1: the profile M has rank one (largest ratio of eigenvalues at t = {LAST:g})"
-        ).at_most(1e-6, unevenness(run.end).max()),
+        ).at_most(1e-6, runs.unevenness(run.end).max()),
     ]
 
 
 def _both(run: PanelRun) -> list[Claim]:
     def over(S: Array) -> Array:
         """Which covariances a script of the paper would no longer follow."""
-        return (speed(run.panel, S) < LOW) | (trace(S) > HIGH)
+        return (runs.speed(run.panel, S) < LOW) | (trace(S) > HIGH)
 
     k = int(np.flatnonzero(run.t == EARLY)[0])
     source = PAPER.at("Fig. A3 with the two heads that are meant")
@@ -83,7 +72,7 @@ def _draw_both(run: PanelRun, above: Any, below: Any) -> None:
 
 
 PANELS = [
-    PanelRow("A1 heads", "two heads, $V>0$, $A+A^T<0$", decay, _dying, _draw_dying),
+    PanelRow("A1 heads", "two heads, $V>0$, $A+A^T<0$", runs.decay, _dying, _draw_dying),
     PanelRow(
         "A3 heads", "two heads, $A+A^T$ of both signs", _slow, _both, _draw_both, check=EARLY, own_time=False
     ),

@@ -88,6 +88,15 @@ class Panel:
         """S -> B, the velocity x -> Bx of this attention on N(0, S)."""
         return self.kind.rate(self)
 
+    def limit(self, **options: Any) -> of.Limit:
+        """The limits of the flow itself; those that are not found are marked, not an error."""
+        return of.limit(self.field(), self.gaussians(), on_failure="return", **options)
+
+    def march(self, integrate: Callable[..., Outcome], **limits: Any) -> Outcome:
+        """Where steps lead, such as those of `projected_euler`; by default of the length of the scripts."""
+        given: dict[str, Any] = {"h": self.h, "tol_low": self.tol, "tol_high": self.high}
+        return integrate(self.rate(), torch.tensor(self.covariances), **given | limits)
+
 
 def trace(S: T) -> T:
     """tr S, (*batch,), of arrays and of tensors.

@@ -196,7 +196,7 @@ def profile(p: Panel) -> Array:
     >>> bool(np.linalg.eigvalsh(M).min() > 0)
     True
     """
-    rate, small = p.rate(), 1e-9  # so small that what is left out, of the next order, is rounding
+    rate, small = p.rate(), 1e-9  # so small that terms of the next order do not count
     short = reference(replace(p, covariances=np.eye(2)[None] / 2), length=1e4, own_time=True)
 
     def unfold(y: Array) -> Tensor:
@@ -247,7 +247,7 @@ class PanelRun:
 
     @property
     def blow_up_time(self) -> Array:
-        """When each member explodes, (N,); infinite for those that do not."""
+        """When each member explodes, (N,); no number for those that do not."""
         return self.traj.blow_up_time.numpy()
 
     @cached_property
@@ -257,7 +257,7 @@ class PanelRun:
 
     @cached_property
     def profile(self) -> Array:
-        """The M of `profile`."""
+        """M, the limit of t S(t) where attention dies out, (2, 2)."""
         return profile(self.panel)
 
     @cached_property
@@ -268,11 +268,6 @@ class PanelRun:
     def ended(self, how: str) -> Array:
         """Which members ended like this, (N,) of truth values."""
         return np.asarray(self.traj.status == how)
-
-    @property
-    def times(self) -> Tensor:
-        """The save times once for every member, (T, N), as closed forms want them."""
-        return self.traj.ts[:, None].expand(-1, len(self.end))
 
 
 # --- directions --------------------------------------------------------------------------------------

@@ -21,20 +21,9 @@ from typing import Any
 import numpy as np
 
 import otflow as of
-from otflow.papers.unified import claims, draw
+from otflow.papers.unified import claims, draw, runs
 from otflow.papers.unified.parameters import PAPER, Panel, trace
-from otflow.papers.unified.runs import (
-    LAST,
-    SCIPY,
-    Array,
-    PanelRun,
-    decay,
-    far,
-    follow,
-    growth,
-    panel,
-    profile,
-)
+from otflow.papers.unified.runs import LAST, SCIPY, Array, PanelRun, far
 from otflow.papers.unified.table import PanelRow, reproduce
 from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.frame import Frame
@@ -44,7 +33,7 @@ EARLY, END = 5.0, 12.0  # times at which growth is compared with scipy, and unti
 
 
 def _grow(p: Panel, rtol: float, _: int) -> of.Trajectory:
-    return follow(p, t1=END, save_at=np.linspace(0.0, END, 61), rtol=rtol)
+    return runs.follow(p, t1=END, save_at=np.linspace(0.0, END, 61), rtol=rtol)
 
 
 def _dying(run: PanelRun) -> list[Claim]:
@@ -56,7 +45,7 @@ def _dying(run: PanelRun) -> list[Claim]:
         ).at_most(1.0, (y[1:] / y[:-1]).max()),
         Source(f"{APPENDIX}; Sinkhorn attention near zero")(
             f"{run.label}: t S(t) -> M / sqrt 2, M that of softmax attention (relative distance)"
-        ).at_most(1e-3, far(LAST * run.end, profile(panel("1a", quick=True)) / np.sqrt(2))),
+        ).at_most(1e-3, far(LAST * run.end, runs.profile(runs.panel("1a", quick=True)) / np.sqrt(2))),
     ]
 
 
@@ -72,7 +61,7 @@ def transport_rate(S: Array, A: Array) -> Array:
 
 def _growing(run: PanelRun) -> list[Claim]:
     label, p, S, t, size = run.label, run.panel, run.S, run.t, trace(run.S)
-    bound = of.closed_forms.sinkhorn_trace_bound(p.covariances, p.V, run.times).numpy()
+    bound = of.closed_forms.sinkhorn_trace_bound(p.covariances, p.V, t[:, None]).numpy()
     shape = S / size[..., None, None]
     plan, early = "optimal transport plan between large Gaussians", np.searchsorted(t, EARLY - 1e-9)
     return [
@@ -84,7 +73,7 @@ def _growing(run: PanelRun) -> list[Claim]:
         ).at_most(1.0, (size / bound)[1:].max()),
         Source(f"{plan}, polar decomposition")(
             f"{label}: d/dt log tr S -> 2 tr(AS) / sqrt(tr(AS)^2 + (A12 - A21)^2 det S) (at t = {END:g})"
-        ).at_most(1e-3, np.abs(growth(size, t) - transport_rate(S[-1], p.A)).max()),
+        ).at_most(1e-3, np.abs(runs.growth(size, t) - transport_rate(S[-1], p.A)).max()),
         Source(f"{plan}: dS/dt is a multiple of S")(
             f"{label}: directions freeze (largest change of S / tr S over the last unit of time)"
         ).at_most(1e-3, far(shape[-6], shape[-1])),
@@ -106,7 +95,7 @@ def _draw_growing(run: PanelRun, above: Any, below: Any) -> None:
 
 WORDS, SHRINKS, GROWS = "with Sinkhorn attention", "1a with Sinkhorn", "2a with Sinkhorn"
 PANELS = [
-    PanelRow("A Sinkhorn 1a", WORDS, decay, _dying, draw.dying, SHRINKS),
+    PanelRow("A Sinkhorn 1a", WORDS, runs.decay, _dying, draw.dying, SHRINKS),
     PanelRow("A Sinkhorn 2a", WORDS, _grow, _growing, _draw_growing, GROWS, check=EARLY, own_time=False),
 ]
 

@@ -8,8 +8,7 @@ import torch
 from scipy.integrate import dblquad
 
 from otflow import papers
-from otflow.papers.unified.figure3 import above
-from otflow.papers.unified.parameters import first, histograms
+from otflow.papers.unified.parameters import above, first, histograms
 from otflow.reproduce.claim import Result, Verdict
 from otflow.reproduce.frame import Frame
 from otflow.reproduce.quadrature import nodes, normalised, power, scaled
