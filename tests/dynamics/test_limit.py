@@ -10,7 +10,7 @@ import torch
 
 import otflow as of
 from otflow import closed_forms
-from otflow.limits.precision import in_double
+from otflow.dynamics.precision import in_double
 
 Array = np.ndarray
 
