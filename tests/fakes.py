@@ -20,7 +20,7 @@ def picture() -> Figure:
 
 def claim(measured: float = 1.0, **changes: str) -> Claim:
     words = {"statement": "the mass is one", "source": "Nobody 2025, Theorem 1"} | changes
-    return Source(str(words["source"]))(words["statement"]).equal(1.0, measured)
+    return Source(words["source"])(words["statement"]).equal(1.0, measured)
 
 
 def result(*claims: Claim) -> Result:

@@ -14,7 +14,6 @@ from scipy.integrate import solve_ivp
 
 import otflow.closed_forms as cf
 from otflow.base.errors import InputError
-from otflow.reproduce.claim import Source
 
 SIGNS = [1.0, -1.0]
 
@@ -103,7 +102,7 @@ def test_all_three_laws_solve_their_equations(v: float, a: float) -> None:
 
 def test_the_laws_in_one_dimension_move_at_the_rates_for_matrices() -> None:
     s, a, v, k, q = 0.8, -0.6, 1.3, 0.5, 2.0
-    h = Source(1e-6)
+    h = 1e-6
 
     def slope(path: Callable[[float], torch.Tensor]) -> float:
         return float(path(h) - path(-h)) / (2 * h)
