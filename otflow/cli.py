@@ -139,7 +139,7 @@ def _run_one(name: str, folder: Path, *, quick: bool) -> Section:
         with _progress_bar(name) as progress:
             result = experiment.run(Frame(quick, progress))
         pictures = report.write_result(folder, result, quick=quick)
-    except Exception as exception:
+    except (Exception, SystemExit) as exception:  # a foreign module may call exit
         error = _describe(exception, folder)
     return report.Section(
         name=name,
@@ -159,7 +159,7 @@ def _forget(folder: Path) -> None:
         (folder / stale).unlink(missing_ok=True)
 
 
-def _describe(exception: Exception, folder: Path) -> str:
+def _describe(exception: BaseException, folder: Path) -> str:
     """Keep the traceback in a file, if files can be written at all; return its last line."""
     import traceback
 

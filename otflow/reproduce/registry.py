@@ -1,16 +1,18 @@
 """The registry of experiments: a table of words, and what other packages announce by an entry point.
 
 Listing loads nothing. Our own experiments stand in a table (`otflow.papers`); another package adds one by
-an entry point of the group `otflow.papers`, whose value is a module like ours, with a function `run`.
+an entry point of the group `otflow.papers`, whose value is a module like ours, with a function `run`. What
+others announce may be wrong in every way: it is listed as it stands, and fails when it is asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 if TYPE_CHECKING:
@@ -36,8 +38,11 @@ class Registry:
     @cached_property
     def foreign(self) -> dict[str, EntryPoint]:
         """What other packages announce; a name that is taken stays with whom it belongs to."""
-        points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
-        return {point.name: point for point in reversed(points) if point.name not in self.own}
+        found: dict[str, EntryPoint] = {}
+        for point in _points():
+            if _is_name(point.name) and point.name not in self.own:
+                found.setdefault(point.name, point)
+        return found
 
     def names(self) -> tuple[str, ...]:
         """Our own experiments, in running order: those that 'all' means."""
@@ -70,7 +75,24 @@ class Registry:
         return cast("Experiment", import_module(self[name].module))
 
 
+def _points() -> Iterator[EntryPoint]:
+    """Package by package, so that one whose metadata cannot be read hides no other."""
+    for package in distributions():
+        with suppress(Exception):
+            yield from [point for point in package.entry_points if point.group == GROUP]
+
+
+def _is_name(name: str) -> bool:
+    """Whether results can lie in a folder of this name."""
+    from otflow.reproduce.claim import FILE_NAME
+
+    return FILE_NAME.fullmatch(name) is not None and name != "all"
+
+
 def _announced(point: EntryPoint) -> Entry:
     """What is known of a foreign experiment before any of its code has run."""
-    package = f"{point.dist.name} {point.dist.version}" if point.dist else "a package without metadata"
+    package = "(without metadata)"
+    with suppress(Exception):
+        if point.dist:
+            package = f"{point.dist.metadata['Name']} {point.dist.metadata['Version']}"
     return Entry(point.value, f"an experiment of the package {package}", point.value)
