@@ -190,6 +190,7 @@ UNWANTED = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("code", UNWANTED)
 def test_what_is_not_asked_for_is_not_loaded(code: str) -> None:
     unwanted = UNWANTED[code].split()
@@ -257,7 +258,7 @@ def test_functions_are_short() -> None:
 def texts() -> Iterator[Path]:
     """The files people wrote, as far as they are text."""
     folders = ("otflow", "tests", "docs", "examples", "benchmarks", ".ci", ".github")
-    generated = {"__pycache__", "_build", "gallery"}
+    generated = {"__pycache__", "_build", "gallery", ".git"}  # .git is a file in a worktree
     endings = {"", ".py", ".md", ".rst", ".toml", ".txt", ".cff", ".html", ".yml", ".yaml", ".json"}
     candidates = [*ROOT.glob("*"), *(path for name in folders for path in (ROOT / name).rglob("*"))]
     for path in candidates:
@@ -275,6 +276,20 @@ def test_no_file_names_a_path_of_somebodys_machine() -> None:
         if machine.search(line)
     }
     assert not found
+
+
+def test_every_module_that_is_imported_anywhere_exists() -> None:
+    """Also in code that is a string, which nobody runs before a slow test does."""
+    imports = re.compile(r"^\s*(?:from|import) (otflow(?:\.\w+)*)", re.MULTILINE)
+    found = {
+        (path.name, name) for path in texts() for name in imports.findall(path.read_text(encoding="utf-8"))
+    }
+    missing = {(file, name) for file, name in found if not exists(ROOT.joinpath(*name.split(".")))}
+    assert not missing
+
+
+def exists(path: Path) -> bool:
+    return path.is_dir() or path.with_suffix(".py").is_file()
 
 
 def test_the_version_is_written_in_one_place() -> None:

@@ -364,4 +364,4 @@ def test_six_thousand_atoms_take_little_memory() -> None:
     run = subprocess.run([sys.executable, "-c", PEAK], cwd=root, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     peak = int(run.stdout) * (1 if sys.platform == "darwin" else 1024)  # bytes there, kilobytes elsewhere
-    assert peak < wasserstein.SPARSE * 12_000  # 36 million distances alone take 288 MB
+    assert peak < exact.SPARSE * 12_000  # 36 million distances alone take 288 MB

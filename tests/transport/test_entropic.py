@@ -1063,17 +1063,18 @@ import resource, sys
 import numpy as np
 import torch
 import otflow as of
-from otflow.transport import states
-from otflow.transport.costs import BilinearCost, PowerCost
-from otflow.transport.entropic import sinkhorn
-from otflow.transport.engines import Engine, Potential
+from otflow.transport.entropic import scaling
+from otflow.transport.entropic.costs import BilinearCost, PowerCost
+from otflow.transport.entropic.engines import ColumnPotential, Engine
+from otflow.transport.entropic.sinkhorn import sinkhorn
 
 class Nothing(Engine):
     def potential(self, kernel, *, tol, max_iter, start):
-        return Potential(torch.zeros_like(kernel.logb), 0, torch.zeros(len(kernel.logb), dtype=torch.bool))
+        done = torch.zeros(len(kernel.logb), dtype=torch.bool)
+        return ColumnPotential(torch.zeros_like(kernel.logb), 0, done)
 
 name, n, grad = sys.argv[1], int(sys.argv[2]), len(sys.argv) > 3
-states.ABSORB = 0
+scaling.ABSORB = 0
 cost = {
     "squared": None,
     "distance": PowerCost(1),

@@ -139,7 +139,7 @@ def test_derivatives_are_right_forwards_and_backwards(lam: float) -> None:
 MEMORY = """
 import resource
 import numpy as np
-from otflow.systems import causal
+from otflow.papers.lost_in_the_middle import causal
 mu = causal.prompts(200_000, rng=np.random.default_rng(0))
 causal.CausalAlibi(1.0, 100.0, modes=1)(0.0, mu)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
