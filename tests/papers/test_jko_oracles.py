@@ -13,13 +13,12 @@ from otflow import closed_forms
 from otflow.papers import REGISTRY
 from otflow.papers.crowd_motion import runs as crowd_runs
 from otflow.papers.jko import grid_oracles as grids
-from otflow.papers.jko import line_oracles as line
 from otflow.papers.jko import runs as oracles_runs
 from otflow.papers.porous_medium import runs as porous_runs
 from otflow.plot.densities import density
 from otflow.reproduce.claim import Source, Verdict
 from otflow.reproduce.frame import Frame
-from otflow.reproduce.oracle import Oracle, order
+from otflow.reproduce.oracle import Oracle, distance, order
 
 
 def oracle(solver: float, rate: float) -> Oracle:
@@ -85,8 +84,8 @@ def test_particles_that_leave_a_point_have_the_radius_of_the_flow() -> None:
 
 def test_distances_on_the_line_are_those_of_scaled_laws() -> None:
     mu = of.Quantiles.from_ppf(stats.norm.ppf, 4000)
-    assert line.distance(mu, stats.norm(0.5, 1.2).ppf) == pytest.approx(math.hypot(0.5, 0.2), rel=1e-6)
-    assert line.root_mean_square(stats.norm.ppf) == pytest.approx(1.0, rel=1e-6)
+    assert distance(mu, stats.norm(0.5, 1.2).ppf) == pytest.approx(math.hypot(0.5, 0.2), rel=1e-6)
+    assert oracles_runs.root_mean_square(stats.norm.ppf) == pytest.approx(1.0, rel=1e-6)
 
 
 def test_a_square_sees_its_own_mean_of_the_logarithm() -> None:
@@ -130,8 +129,8 @@ def test_the_packed_crowd_is_the_solution_of_a_linear_program() -> None:
     found = crowd_runs.follow(crowd_runs.SCENES["pillar"], 16, of.EntropicJKO(0.02), 1)
     V, cell = found.potential.flatten().numpy(), found.densities[0].cell
     program = optimize.linprog(V, A_eq=np.ones((1, len(V))), b_eq=[1.0], bounds=(0, found.scene.limit * cell))
-    assert crowd_runs.least(found) == pytest.approx(program.fun, rel=1e-9)
-    assert float(crowd_runs.packed(found).max()) == pytest.approx(found.scene.limit)
+    assert found.least == pytest.approx(program.fun, rel=1e-9)
+    assert float(found.packed.max()) == pytest.approx(found.scene.limit)
 
 
 @pytest.mark.parametrize("limit", [1.0, 3.0])
@@ -140,8 +139,8 @@ def test_the_packed_crowd_in_a_bowl_is_a_disc_of_area_one_over_the_limit(limit: 
     found = crowd_runs.follow(scene, 64, of.EntropicJKO(0.02), 1)
     r = (2 * found.potential).sqrt()
     edge = (math.pi * limit) ** -0.5
-    assert (crowd_runs.packed(found)[r < edge - 0.05] == limit).all()
-    assert (crowd_runs.packed(found)[r > edge + 0.05] == 0).all()
+    assert (found.packed[r < edge - 0.05] == limit).all()
+    assert (found.packed[r > edge + 0.05] == 0).all()
 
 
 def test_a_picture_of_a_density_is_the_right_way_round() -> None:

@@ -105,7 +105,7 @@ def descend(mu: of.Measure, energy: of.Energy, plan: Plan) -> Descent:
     for tau, steps in plan:
         parts.append(of.flow(clouds[-1], field, of.JKO(), t1=steps * tau, dt=tau))
         clouds += parts[-1].measures[1:]
-        t += [round(t[-1] + s, 9) for s in parts[-1].ts[1:].tolist()]  # nine digits, for pictures and data
+        t += [round(t[-1] + s, 9) for s in parts[-1].ts[1:].tolist()]  # sums of steps without their rounding
     certificates = {name: torch.cat([part.certificates[name][1:] for part in parts]) for name in CERTIFICATES}
     taus = torch.cat([torch.full((steps,), tau, dtype=torch.float64) for tau, steps in plan])
     return Descent(energy, torch.tensor(t, dtype=torch.float64), clouds, taus, certificates)

@@ -2,85 +2,76 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import otflow as of
+from otflow.papers.crowd_motion.runs import Crowd, CrowdOnLine
 from otflow.plot.densities import density
 
-if TYPE_CHECKING:
-    from otflow.papers.crowd_motion.runs import Crowd, CrowdOnLine
-
-BLUE, RED, GREEN = of.plot.COLOURS[:3]
+BLUE, RED = of.plot.COLOURS[:2]
 INK, FAINT = of.plot.INK, of.plot.FAINT
 SHOWN = (0.0, 0.12, 0.27, 0.5, 1.0)  # parts of a run
 
 
+def _panel(ax: Any, title: str, x: str, y: str, place: str, *, legend: Any = (), **properties: Any) -> None:
+    """A panel in letters small enough for four in a row."""
+    small = {"loc": place, "fontsize": 8, "frameon": False, **dict(legend)}
+    of.plot.panel(ax, title, x, y, legend=small, **properties).title.set(size=9, color=INK)
+
+
 def scene(crowd: Crowd) -> Any:
     """Five moments: the density, contours of V in grey, and in red where the crowd must end."""
-    fig, axes = of.plot.figure(1, len(SHOWN), size=(12.4, 2.9))
-    x, V, last = crowd.densities[0].axes[0].numpy(), crowd.potential.numpy(), len(crowd.t) - 1
-    edge = np.quantile(V, 1 / (crowd.scene.limit * 4.0))  # the room has the area 4
-    for ax, part in zip(axes[0], SHOWN, strict=True):
-        k = round(part * last)
-        density(crowd.densities[k], ax=ax, top=crowd.scene.limit)
+    fig, (row,) = of.plot.figure(1, len(SHOWN), size=(12.4, 2.9))
+    x, V, limit = crowd.densities[0].axes[0].numpy(), crowd.potential.numpy(), crowd.scene.limit
+    edge = np.quantile(V, 1 / (limit * 4.0))  # the room has the area 4
+    for ax, part in zip(row, SHOWN, strict=True):
+        k = round(part * (len(crowd.t) - 1))
+        density(crowd.densities[k], ax=ax, top=limit)
         ax.contour(x, x, V.T, levels=12, colors=[FAINT], linewidths=0.5)
         ax.contour(x, x, V.T, levels=[edge], colors=[RED], linewidths=1.1)
         ax.set(xticks=(-1, 0, 1), yticks=(-1, 0, 1))
-        title = f"t = {crowd.t[k]:.3g},  {_full(crowd, k):.0%} at the limit"
+        title = f"t = {crowd.t[k]:.3g},  {crowd.full_share(k):.0%} at the limit"
         ax.set_title(title, fontsize=8.5, color=INK)
     return fig
 
 
-def _full(crowd: Crowd, k: int) -> float:
-    from otflow.papers.crowd_motion.runs import full_share
-
-    return full_share(crowd.densities[k], crowd.scene.limit)
-
-
 def certificates(crowds: dict[str, Crowd], sharp: Crowd, halos: dict[float, float], line: CrowdOnLine) -> Any:
     """Energies above the least one, the congested share of the mass, the halo of blur, and the line."""
-    fig, axes = of.plot.figure(1, 4, size=(14.0, 3.4))
-    _energies(axes[0, 0], crowds, sharp)
-    for (name, crowd), colour in zip(crowds.items(), (BLUE, RED), strict=True):
-        share = [_full(crowd, k) for k in range(len(crowd.t))]
-        axes[0, 1].plot(crowd.t, share, "o-", ms=3, lw=1, color=colour, label=name)
-    axes[0, 1].set(xlabel="t", ylabel="part of the mass at the limit", ylim=(0, 1.02))
-    axes[0, 1].legend(loc="lower right", fontsize=8, frameon=False)
-    axes[0, 1].set_title("congestion", fontsize=9, color=INK)
-    _halo(axes[0, 2], halos)
-    _line(axes[0, 3], line)
+    fig, (row,) = of.plot.figure(1, 4, size=(14.0, 3.4))
+    _energies(row[0], crowds, sharp)
+    _congestion(row[1], crowds)
+    _halo(row[2], halos)
+    _line(row[3], line)
     return fig
 
 
 def _energies(ax: Any, crowds: dict[str, Crowd], sharp: Crowd) -> None:
-    from otflow.papers.crowd_motion.runs import least
+    runs, looks = {**crowds, "bowl, without blur": sharp}, (("o-", 3, BLUE), ("o-", 3, RED), ("x", 5, INK))
+    for (name, crowd), (style, size, colour) in zip(runs.items(), looks, strict=True):
+        # A start above the limit has no energy, the bound being part of it.
+        start = int(crowd.densities[0].density.max() > crowd.scene.limit)
+        above = np.maximum(crowd.energy - crowd.least, 1e-6)
+        ax.plot(crowd.t[start:], above[start:], style, ms=size, lw=1, color=colour, label=name)
+    title = "energies fall to the least one under the bound"
+    _panel(ax, title, "t", "energy above the least one", "upper right", yscale="log")
 
-    runs = {"bowl": crowds["bowl"], "pillar": crowds["pillar"], "bowl, without blur": sharp}
-    for (name, crowd), style in zip(runs.items(), ("o-", "o-", "x"), strict=True):
-        start = 1 if crowd.densities[0].density.max() > crowd.scene.limit else 0
-        colour = RED if name == "pillar" else INK if crowd is sharp else BLUE
-        above = np.maximum(crowd.energy - least(crowd), 1e-6)[start:]
-        ax.plot(crowd.t[start:], above, style, ms=5 if style == "x" else 3, lw=1, color=colour, label=name)
-    ax.set(yscale="log", xlabel="t", ylabel="energy above the least one")
-    ax.legend(loc="upper right", fontsize=8, frameon=False)
-    ax.set_title("energies fall to the least one under the bound", fontsize=9, color=INK)
+
+def _congestion(ax: Any, crowds: dict[str, Crowd]) -> None:
+    for (name, crowd), colour in zip(crowds.items(), (BLUE, RED), strict=True):
+        share = [crowd.full_share(k) for k in range(len(crowd.t))]
+        ax.plot(crowd.t, share, "o-", ms=3, lw=1, color=colour, label=name)
+    _panel(ax, "congestion", "t", "part of the mass at the limit", "lower right", ylim=(0, 1.02))
 
 
 def _halo(ax: Any, halos: dict[float, float]) -> None:
-    eps = np.array(list(halos))
-    ax.plot(eps, list(halos.values()), "o-", ms=4, color=BLUE, label="bowl, 64 x 64 cells")
+    eps, far = np.array(list(halos)), list(halos.values())
+    ax.plot(eps, far, "o-", ms=4, color=BLUE, label="bowl, 64 x 64 cells")
     for power, style in ((0.5, ":"), (1.0, "--")):
-        ax.plot(
-            eps, halos[eps[0]] * (eps / eps[0]) ** power, style, color=INK, lw=1, label=f"slope {power:g}"
-        )
-    ax.set(xscale="log", yscale="log", xlabel=r"$\varepsilon$", ylabel="L1 to the packed crowd")
-    ax.minorticks_off()
-    ax.set_xticks(eps, [f"{e:g}" for e in eps])
-    ax.set_yticks(ticks := [0.01, 0.02, 0.05, 0.1], [f"{k:g}" for k in ticks])
-    ax.legend(loc="upper left", fontsize=8, frameon=False)
-    ax.set_title("blur leaves a halo", fontsize=9, color=INK)
+        ax.plot(eps, far[0] * (eps / eps[0]) ** power, style, color=INK, lw=1, label=f"slope {power:g}")
+    scales = {"xscale": "log", "yscale": "log", "xticks": eps, "yticks": (0.01, 0.02, 0.05, 0.1)}
+    _panel(ax, "blur leaves a halo", r"$\varepsilon$", "L1 to the packed crowd", "upper left", **scales)
 
 
 def _line(ax: Any, line: CrowdOnLine) -> None:
@@ -92,6 +83,5 @@ def _line(ax: Any, line: CrowdOnLine) -> None:
         ax.plot(middle[::every], (np.diff(levels) / np.diff(edges))[::every], ".", ms=4, color=colour)
     ax.plot([], [], ".", ms=4, color=INK, label="isotonic regression")
     ax.axhline(1.0, color=RED, lw=1)
-    ax.set_ylim(0, 1.6)
-    ax.legend(loc="upper right", fontsize=7.5, ncols=2, frameon=False)
-    ax.set_title("on the line: densities in the bowl", fontsize=9, color=INK)
+    tight = {"fontsize": 7.5, "ncols": 2}
+    _panel(ax, "on the line: densities in the bowl", "", "", "upper right", legend=tight, ylim=(0, 1.6))

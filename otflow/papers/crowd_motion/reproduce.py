@@ -26,47 +26,38 @@ import numpy as np
 
 import otflow as of
 from otflow.papers.crowd_motion import draw
-from otflow.papers.crowd_motion.runs import (
-    LINE_LIMIT,
-    SCENES,
-    Crowd,
-    CrowdOnLine,
-    _l1,
-    follow,
-    full_share,
-    halo,
-    least,
-    on_line,
-    packed,
-)
+from otflow.papers.crowd_motion.runs import LINE_LIMIT, SCENES, Crowd, CrowdOnLine, follow, halo, l1, on_line
 from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.frame import Frame
 from otflow.reproduce.oracle import JKO98, order
 
 MAURY = Source("Maury, Roudneff-Chupin, Santambrogio 2010")
+PACKED = Source(f"{MAURY}; least energy under the bound")
+PROJECTION = Source(f"{MAURY}; the step is a projection, see the text")
+REST = Source("Peyré 2015; the cost of a plan of blur eps at rest")
 EPS = 1e-3
 HALOS = (4e-3, 2e-3, 1e-3)  # blurs for which the end in the bowl is compared
-SHARP_STEPS, SHARP_TOL = 5, 5e-2
+SHARP_STEPS, SHARP_TOL = 5, 5e-2  # without blur the density jumps, and more steps or digits are hard to get
 
 
 def run(frame: Frame) -> Result:
     """Two crowds with blur, one without, and the line."""
-    n = 64 if frame.quick else 128
-    crowds = {}
+    n, blur, crowds = frame.size(64, 128), of.EntropicJKO(EPS, debiased=True), {}
     for k, (name, scene) in enumerate(SCENES.items()):
         frame.stage(0.35 * k, f"{name}, {n} x {n} cells")
-        crowds[name] = follow(scene, n, of.EntropicJKO(EPS, debiased=True), scene.steps)
+        crowds[name] = follow(scene, n, blur, scene.steps)
     frame.stage(0.7, "steps without blur")
-    sharp = follow(SCENES["bowl"], 64, of.JKO(tol=SHARP_TOL), SHARP_STEPS)
-    blurred = follow(SCENES["bowl"], 64, of.EntropicJKO(EPS, debiased=True), SHARP_STEPS)
+    sharp, blurred = (follow(SCENES["bowl"], 64, by, SHARP_STEPS) for by in (of.JKO(tol=SHARP_TOL), blur))
     frame.stage(0.75, "weaker and weaker blur")
     halos = {eps: halo(eps) for eps in HALOS}
     frame.stage(0.85, "the line")
-    line = on_line(200 if frame.quick else 800)
+    line = on_line(frame.size(200, 800))
     claims = [
         *(claim for name, crowd in crowds.items() for claim in _crowd_claims(name, crowd)),
         *_sharp_claims(sharp, blurred),
-        _halo_claim(halos),
+        Source("Peyré 2015")(
+            "bowl: L1 to the packed crowd against eps: between the order 1/2 of a blurred jump and 1 (slope)"
+        ).within(0.4, 1.1, order(halos)),
         *_line_claims(line),
     ]
     figures = {name: draw.scene(crowd) for name, crowd in crowds.items()}
@@ -75,88 +66,56 @@ def run(frame: Frame) -> Result:
     return Result(claims, figures, data | {"line": np.stack([mu.x.numpy() for mu in line.runs])})
 
 
-# --- the plane ---------------------------------------------------------------------------------------
-
-
-def _over(crowd: Crowd) -> float:
-    """By how much the limit is exceeded after a step, relatively; negative before anybody is in the way."""
-    return max(float(mu.density.max()) / crowd.scene.limit - 1 for mu in crowd.densities[1:])
-
-
-def _lost(crowd: Crowd) -> float:
-    return max(abs(float(mu.density.sum()) * mu.cell - 1) for mu in crowd.densities)
-
-
 def _crowd_claims(name: str, crowd: Crowd) -> list[Claim]:
-    last, steps = crowd.densities[-1], len(crowd.energy_gap)
+    last, steps, limit = crowd.densities[-1], len(crowd.energy_gap), crowd.scene.limit
     shape = "the disc of area 1/limit" if name == "bowl" else "the sublevel set of V of area 1/limit"
-    area = float((last.density > crowd.scene.limit / 2).sum()) * last.cell
+    ends = f"the crowd ends at the limit on {shape}, and nowhere else (L1)"
+    gap = "F(mu') + W2^2 / (2 tau) - F(mu), at most d eps / (2 tau) in every step"
+    area = float((last.density > limit / 2).sum()) * last.cell
+    rise, above = np.diff(crowd.energy).max(), crowd.energy[-1] / crowd.least - 1
+    lost = max(abs(float(mu.density.sum()) * mu.cell - 1) for mu in crowd.densities)
+    least = Source("least energy under the bound")(f"{name}: energy at the end over the least one, less 1")
+    congested = MAURY(f"{name}: area of the congested set (density above half the limit), 1/limit")
+    free = MAURY(f"{name}: part of the mass that is not at the limit at the end")
     return [
         MAURY(f"{name}: the run").equal("ok", crowd.status),
-        MAURY(f"{name}: largest density over the limit, less 1, in {steps} steps").at_most(
-            1e-6, _over(crowd)
-        ),
-        Source("conservation")(f"{name}: |mass - 1| (largest)").at_most(1e-10, _lost(crowd)),
-        JKO98(f"{name}: the energy falls in every step (largest increase)").at_most(
-            0.0, np.diff(crowd.energy).max()
-        ),
-        Source("Peyré 2015; the cost of a plan of blur eps at rest")(
-            f"{name}: F(mu') + W2^2 / (2 tau) - F(mu), at most d eps / (2 tau) in every step"
-        ).at_most(EPS / crowd.scene.tau, crowd.energy_gap.max()),
-        Source(f"{MAURY}; least energy under the bound")(
-            f"{name}: the crowd ends at the limit on {shape}, and nowhere else (L1)"
-        ).at_most(0.04, _l1(last.density, packed(crowd), last)),
-        MAURY(f"{name}: area of the congested set (density above half the limit), 1/limit").equal(
-            1 / crowd.scene.limit, area, rtol=0.02
-        ),
-        Source("least energy under the bound")(
-            f"{name}: energy at the end over the least one, less 1"
-        ).within(0.0, 2e-3, float(crowd.energy[-1]) / least(crowd) - 1),
-        MAURY(f"{name}: part of the mass that is not at the limit at the end").at_most(
-            0.1, 1 - full_share(last, crowd.scene.limit)
-        ),
+        MAURY(f"{name}: largest density over the limit, less 1, in {steps} steps").at_most(1e-6, crowd.over),
+        Source("conservation")(f"{name}: |mass - 1| (largest)").at_most(1e-10, lost),
+        JKO98(f"{name}: the energy falls in every step (largest increase)").at_most(0.0, rise),
+        REST(f"{name}: {gap}").at_most(EPS / crowd.scene.tau, crowd.energy_gap.max()),
+        PACKED(f"{name}: {ends}").at_most(0.04, l1(last.density, crowd.packed, last)),
+        congested.equal(1 / limit, area, rtol=0.02),
+        least.within(0.0, 2e-3, above),
+        free.at_most(0.1, 1 - crowd.full_share(-1)),
     ]
-
-
-def _halo_claim(halos: dict[float, float]) -> Claim:
-    return Source("Peyré 2015")(
-        "bowl: L1 to the packed crowd against eps: between the order 1/2 of a blurred jump and 1 (slope)"
-    ).within(0.4, 1.1, order(halos))
 
 
 def _sharp_claims(sharp: Crowd, blurred: Crowd) -> list[Claim]:
     k = min(len(sharp.densities), len(blurred.densities)) - 1
-    apart = _l1(sharp.densities[k].density, blurred.densities[k].density, sharp.densities[k])
+    apart = l1(sharp.densities[k].density, blurred.densities[k].density, sharp.densities[k])
+    gap = JKO98("bowl, without blur: F(mu') + W2^2 / (2 tau) - F(mu) in every step (largest)")
+    both = Source("the blur is removed to first order")
     return [
         JKO98(f"bowl, without blur: the run of {SHARP_STEPS} steps").equal("ok", sharp.status),
-        MAURY("bowl, without blur: largest density over the limit, less 1").at_most(1e-6, _over(sharp)),
-        JKO98("bowl, without blur: F(mu') + W2^2 / (2 tau) - F(mu) in every step (largest)").at_most(
-            0.0, sharp.energy_gap.max()
-        ),
-        Source("the blur is removed to first order")(
-            f"bowl: densities with and without blur after {k} steps (L1)"
-        ).at_most(0.06, apart),
+        MAURY("bowl, without blur: largest density over the limit, less 1").at_most(1e-6, sharp.over),
+        gap.at_most(0.0, sharp.energy_gap.max()),
+        both(f"bowl: densities with and without blur after {k} steps (L1)").at_most(0.06, apart),
     ]
-
-
-# --- the line ----------------------------------------------------------------------------------------
 
 
 def _line_claims(line: CrowdOnLine) -> list[Claim]:
     x = np.stack([mu.x.numpy() for mu in line.runs])
-    n, last = x.shape[1] - 1, line.runs[-1]
-    top = max(float(mu.density()[1].max()) for mu in line.runs[1:])
+    n, top = x.shape[1] - 1, max(float(mu.density()[1].max()) for mu in line.runs[1:])
     wanted = (np.arange(n + 1) / n - 0.5) / LINE_LIMIT
-    apart = np.sqrt(np.mean((x - line.projected) ** 2, axis=1))
+    apart = np.sqrt(np.mean((x - line.projected) ** 2, axis=1)).max()
+    gap = JKO98("line: F(mu') + W2^2 / (2 tau) - F(mu) in every step (largest)")
     return [
-        Source(f"{MAURY}; the step is a projection, see the text")(
+        PROJECTION(
             f"line, {n} intervals: distance to scipy's isotonic regression (W2, largest of {len(x)} times)"
-        ).at_most(1e-3, apart.max()),
+        ).at_most(1e-3, apart),
         MAURY("line: largest density over the limit, less 1").at_most(1e-6, top / LINE_LIMIT - 1),
-        JKO98("line: F(mu') + W2^2 / (2 tau) - F(mu) in every step (largest)").at_most(
-            0.0, line.energy_gap.max()
-        ),
+        gap.at_most(0.0, line.energy_gap.max()),
         MAURY(
             "line: the crowd ends on an interval of length 1/limit about 0 (largest difference of quantiles)"
-        ).at_most(0.01, np.abs(last.x.numpy() - wanted).max()),
+        ).at_most(0.01, np.abs(x[-1] - wanted).max()),
     ]

@@ -1,4 +1,4 @@
-"""The runs that the claims and the pictures of this room look at."""
+"""Runs of crowds in the plane and on the line, and where theory lets them end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from otflow.reproduce.oracle import box, unit
 
 WIDTH = 2.0  # of the square room
 LINE_LIMIT, LINE_TAU, LINE_STEPS = 1.0, 0.25, 24
-EXIT, PILLAR = (0.55, 0.0), (0.2, 0.05)
+EXIT, PILLAR = (0.55, 0.0), (0.2, 0.05)  # the pillar stands a little beside the straight way
 
 
 class Scene(NamedTuple):
@@ -45,39 +45,43 @@ class Crowd(NamedTuple):
         x, _ = self.densities[0].nodes()
         return self.scene.V(x).reshape(self.densities[0].density.shape)
 
+    @property
+    def packed(self) -> Tensor:
+        """The density of least energy: the cells with the least V at the limit, the last one in part.
 
-def packed(crowd: Crowd) -> Tensor:
-    """The density of least energy: the cells with the least V at the limit, the last one in part.
+        >>> crowd = follow(SCENES["bowl"], 16, of.EntropicJKO(0.02), 1)
+        >>> round(float(crowd.packed.sum()) * crowd.densities[0].cell, 12)
+        1.0
+        """
+        V, full = self.potential, self.scene.limit * self.densities[0].cell
+        rank = V.flatten().argsort().argsort()  # how many cells have a lower V
+        return self.scene.limit * (1 / full - rank.to(V.dtype)).clamp(0, 1).reshape(V.shape)
 
-    >>> crowd = follow(SCENES["bowl"], 16, of.EntropicJKO(0.02), 1)
-    >>> round(float(packed(crowd).sum()) * crowd.densities[0].cell, 12)
-    1.0
-    """
-    V, full = crowd.potential, crowd.scene.limit * crowd.densities[0].cell
-    order = V.flatten().argsort()
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order))
-    share = (1 / full - rank.to(V.dtype)).clamp(0, 1)
-    return crowd.scene.limit * share.reshape(V.shape)
+    @property
+    def least(self) -> float:
+        """Its energy, which is the least of all on this grid.
 
+        >>> crowd = follow(SCENES["bowl"], 16, of.EntropicJKO(0.02), 1)
+        >>> bool(crowd.least < crowd.energy.min())
+        True
+        """
+        return float((self.packed * self.potential).sum()) * self.densities[0].cell
 
-def least(crowd: Crowd) -> float:
-    """Its energy, which is the least of all on this grid.
+    @property
+    def over(self) -> float:
+        """By how much the limit is exceeded after a step, relatively; negative before it is reached."""
+        return max(float(mu.density.max()) / self.scene.limit - 1 for mu in self.densities[1:])
 
-    >>> crowd = follow(SCENES["bowl"], 16, of.EntropicJKO(0.02), 1)
-    >>> bool(least(crowd) < crowd.energy.min())
-    True
-    """
-    return float((packed(crowd) * crowd.potential).sum()) * crowd.densities[0].cell
+    def full_share(self, k: int) -> float:
+        """The part of the mass where the density after k steps is within a hundredth of the limit.
 
-
-def full_share(mu: of.Grid, limit: float) -> float:
-    """The part of the mass where the density is within a hundredth of the limit.
-
-    >>> full_share(of.Grid([0.5, 1.5], [[0.25, 0.75]]), 1.5)
-    0.75
-    """
-    return float(mu.density[mu.density > 0.99 * limit].sum()) * mu.cell
+        >>> scene = SCENES["bowl"]._replace(limit=1.5)
+        >>> mu = of.Grid([0.5, 1.5], [[0.25, 0.75]])
+        >>> Crowd(scene, np.zeros(1), [mu], np.zeros(1), np.zeros(1), "ok").full_share(0)
+        0.75
+        """
+        mu = self.densities[k]
+        return float(mu.density[mu.density > 0.99 * self.scene.limit].sum()) * mu.cell
 
 
 class CrowdOnLine(NamedTuple):
@@ -128,15 +132,19 @@ def follow(scene: Scene, n: int, stepper: of.Stepper, steps: int) -> Crowd:
     energy = of.Potential(scene.V) + of.DensityBound(scene.limit)
     field = of.SteepestDescent(energy, of.Wasserstein())
     mu = unit(torch.from_numpy(scene.start(x[:, None], x)), x)
-    traj = of.flow(
-        mu, field, stepper, t1=steps * scene.tau, dt=scene.tau, observe={"F": energy}, on_failure="return"
-    )
+    t1, seen = steps * scene.tau, {"F": energy}
+    traj = of.flow(mu, field, stepper, t1=t1, dt=scene.tau, observe=seen, on_failure="return")
     gap = traj.certificates["energy_gap"].numpy()[1:] if len(traj) > 1 else np.array([math.nan])
     densities = [nu for nu in traj.measures if isinstance(nu, of.Grid)]
     return Crowd(scene, traj.ts.numpy(), densities, traj.observed["F"].numpy(), gap, str(traj.status))
 
 
-def _l1(a: Tensor, b: Tensor, mu: of.Grid) -> float:
+def l1(a: Tensor, b: Tensor, mu: of.Grid) -> float:
+    """int |a - b| on the cells of mu.
+
+    >>> l1(torch.ones(2), torch.zeros(2), of.Grid([0.5, 1.5], [[0.25, 0.75]]))
+    1.0
+    """
     return float((a - b).abs().sum()) * mu.cell
 
 
@@ -148,7 +156,7 @@ def halo(eps: float) -> float:
     """
     scene = SCENES["bowl"]
     found = follow(scene, 64, of.EntropicJKO(eps, debiased=True), scene.steps)
-    return _l1(found.densities[-1].density, packed(found), found.densities[-1])
+    return l1(found.densities[-1].density, found.packed, found.densities[-1])
 
 
 def on_line(n: int) -> CrowdOnLine:
@@ -161,12 +169,11 @@ def on_line(n: int) -> CrowdOnLine:
     s = levels.numpy()
     mu = of.Quantiles(2.5 * np.sign(s - 0.5) * np.abs(2 * s - 1) ** 0.5 + 0.3 * s + 0.4, levels)
     energy = of.Potential(bowl) + of.DensityBound(LINE_LIMIT)
-    traj = of.flow(
-        mu, of.SteepestDescent(energy, of.Wasserstein()), of.JKO(), t1=LINE_TAU * LINE_STEPS, dt=LINE_TAU
-    )
-    weights = np.where((s == 0) | (s == 1), 0.5, 1.0)
-    X = [mu.x.numpy()]
+    field = of.SteepestDescent(energy, of.Wasserstein())
+    traj = of.flow(mu, field, of.JKO(), t1=LINE_TAU * LINE_STEPS, dt=LINE_TAU)
+    weights, X = np.where((s == 0) | (s == 1), 0.5, 1.0), [mu.x.numpy()]  # of the trapezoidal rule
     for _ in range(LINE_STEPS):
+        # Nobody in the way, x becomes x / (1 + tau); then X - s / limit is made not to decrease.
         free = X[-1] / (1 + LINE_TAU) - s / LINE_LIMIT
         X.append(isotonic_regression(free, weights=weights).x + s / LINE_LIMIT)
     runs = [nu for nu in traj.measures if isinstance(nu, of.Quantiles)]

@@ -134,7 +134,7 @@ def keller_rate(share: float, n: int) -> float:
     r2 = torch.from_numpy(x[:, None] ** 2 + x**2)
     mu = unit(torch.exp(-r2 / (2 * KELLER_DEVIATION**2)), x)
     energy: of.Energy = of.Entropy()
-    if share:  # an interaction of strength zero would be linearised for nothing
+    if share:  # without attraction the step needs no linearisation
         energy = energy + 8 * math.pi * share * of.Interaction(attraction(KELLER_WIDTH / n))
     move = of.jko_step(mu, energy, KELLER_TAU)
     growth = ((move.mu.coords[0] - mu.density) * r2).sum() * mu.cell

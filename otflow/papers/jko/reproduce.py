@@ -33,7 +33,6 @@ import otflow as of
 from otflow import closed_forms
 from otflow.papers.jko import draw, runs
 from otflow.papers.jko import grid_oracles as grids
-from otflow.papers.jko.line_oracles import on_line
 from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.frame import Frame
 from otflow.reproduce.oracle import JKO98, Oracle, largest, order
@@ -54,7 +53,7 @@ def run(frame: Frame) -> Result:
     brackets = runs.brackets()
     oracles = [*runs.fokker_planck(frame), runs.aggregation(), runs.attention(brackets)]
     frame.stage(0.1, "the line")
-    lines = on_line(1000)
+    lines = runs.on_line(1000)
     frame.stage(0.25, "particles from a point")
     numbers, tau = frame.size(((50, 100), 0.125), ((50, 100, 200, 400), 0.0625))
     riesz = {n: runs.spread(n, tau) for n in numbers}

@@ -14,7 +14,7 @@ from otflow.plot.densities import density
 BLUE, RED, GREEN = of.plot.COLOURS[:3]
 INK = of.plot.INK
 SHOWN = (0.0, 0.15, 0.4, 1.0)  # parts of a run, in steps
-MEETING = (0.0, 0.12, 0.34, 0.56, 1.0)  # the same for two bumps, of which the third are about to meet
+MEETING = (0.0, 0.12, 0.34, 0.56, 1.0)  # the same for two bumps, closer together about the meeting
 TICKS = (-0.4, 0.0, 0.4)
 LOGLOG = {"xscale": "log", "yscale": "log"}
 NARROW = {"columnspacing": 0.8, "handlelength": 1.2}  # legends of several columns
