@@ -1,4 +1,4 @@
-"""Convex hulls of tokens, and the points of a polytope at which rescaled tokens may end."""
+"""Polytopes that tokens span, and the points of them at which rescaled tokens may end."""
 
 from __future__ import annotations
 
@@ -18,19 +18,12 @@ from torch import Tensor
 from otflow.base import checks
 from otflow.base.numbers import Array
 
-__all__ = [
-    "Polytope",
-    "hull",
-    "violation",
-    "limit_set",
-    "distinct",
-    "matrix",
-]
+__all__ = ["Polytope", "hull", "violation", "limit_set", "distinct", "matrix"]
 
 Index: TypeAlias = NDArray[np.int64]
 FLAT = 1e-10  # a cloud thinner than this share of its width has no extent in that direction
 WIDEST = 8  # Qhull's work grows like the number of points to the power of half the dimension
-NOISE = 4 * float(np.finfo(float).eps)
+NOISE = 4 * float(np.finfo(float).eps)  # of coordinates: differences below it are their rounding
 TINY = float(np.finfo(float).tiny)
 SAME = 1e-9  # inequalities between scores of vertices hold within this share of the largest
 
@@ -89,7 +82,7 @@ def hull(z: Any) -> Polytope:
     >>> K.index.tolist(), K.volume.item(), K.dimension
     ([0, 1, 2], 2.0, 2)
     """
-    z = _cloud(z)
+    z = matrix(z, "z", "one cloud (n, d) is needed", "take the members of a batch one by one")
     size = 2.0 ** math.floor(math.log2(max(float(z.abs().max()), TINY)))  # a power of two: no digit is lost
     return _scaled(_hull_of_order_one(z / size), size, z)
 
@@ -108,12 +101,10 @@ def _hull_of_order_one(z: Tensor) -> Polytope:
     # thin against its own width, or not thicker than the rounding of its coordinates
     r = int((s > max(FLAT * float(s[0]), NOISE * float(z.abs().max()) * math.sqrt(len(z)))).sum())
     if r > WIDEST:
-        checks.fail(
-            "z", f"a cloud of dimension {r}", f"hulls are found up to dimension {WIDEST}", "project it first"
-        )
-    basis = Vh[:r].mT
+        rule = f"hulls are found up to dimension {WIDEST}"
+        checks.fail("z", f"a cloud of dimension {r}", rule, "project it first")
     # In the plane itself its own axes are kept, so that no digit is lost in a rotation.
-    basis = torch.eye(r, dtype=z.dtype) if r == z.shape[-1] else basis
+    basis = torch.eye(r, dtype=z.dtype) if r == z.shape[-1] else Vh[:r].mT
     if r < 2:
         return _segment(z, origin, basis)
     flat = (z - origin) @ basis
@@ -193,15 +184,11 @@ def limit_set(vertices: Any, A: Any) -> Tensor:
             [ 0.,  0.],
             [ 2.,  0.]], dtype=torch.float64)
     """
-    A = matrix(A, "A")
-    K = hull(vertices)
-    if torch.linalg.matrix_rank(A) < A.shape[-1] or A.shape[-1] != K.vertices.shape[-1]:
-        checks.fail(
-            "A.shape, rank",
-            (tuple(A.shape), int(torch.linalg.matrix_rank(A))),
-            f"independent columns are needed, one for each of the {K.vertices.shape[-1]} coordinates",
-            "take A from metric(Q, K)",
-        )
+    A, K = matrix(A, "A"), hull(vertices)
+    rank, d = int(torch.linalg.matrix_rank(A)), K.vertices.shape[-1]
+    if rank < A.shape[-1] or A.shape[-1] != d:
+        rule = f"independent columns are needed, one for each of the {d} coordinates"
+        checks.fail("A.shape, rank", (tuple(A.shape), rank), rule, "take A from metric(Q, K)")
     size = torch.linalg.vector_norm(K.vertices @ A.mT, dim=-1).max()
     found = torch.cat([_centre(K, A), *(_feet(K, A, k) for k in range(1, K.dimension + 1))])
     found = found[violation(found, K.vertices, A) <= SAME * size.square()]
@@ -308,29 +295,19 @@ def _touch(a: Array, b: Array, tol: float) -> bool:
     return bool(cKDTree(lots).query(few)[0].min() <= tol)
 
 
-def matrix(M: Any, name: str) -> Tensor:
+def matrix(
+    M: Any, name: str, rule: str = "one matrix is needed", remedy: str = "treat the members one by one"
+) -> Tensor:
+    """Two axes, none of them empty, in float64 and without derivatives."""
     out: Tensor = checks.tensor(M, name).detach().double()
     if out.ndim != 2 or 0 in out.shape:
-        checks.fail(f"{name}.shape", tuple(out.shape), "one matrix is needed", "treat the members one by one")
-    return out
-
-
-def _cloud(z: Any) -> Tensor:
-    out: Tensor = checks.tensor(z, "z").detach().double()
-    if out.ndim != 2 or 0 in out.shape:
-        checks.fail(
-            "z.shape",
-            tuple(out.shape),
-            "one cloud (n, d) is needed",
-            "take the members of a batch one by one",
-        )
+        checks.fail(f"{name}.shape", tuple(out.shape), rule, remedy)
     return out
 
 
 def _in_dimension(x: Any, name: str, d: int) -> Tensor:
     out: Tensor = checks.tensor(x, name).double()
     if not out.ndim or out.shape[-1] != d:
-        checks.fail(
-            f"{name}.shape", tuple(out.shape), f"the last axis must have length d = {d}", f"reshape {name}"
-        )
+        rule = f"the last axis must have length d = {d}"
+        checks.fail(f"{name}.shape", tuple(out.shape), rule, f"reshape {name}")
     return out

@@ -1,4 +1,4 @@
-"""Rescaled tokens exp(-tV) x under attention, and the attention matrices that they end with."""
+"""Rescaling tokens by exp(-tV) under attention, and the attention matrices that they end with."""
 
 from __future__ import annotations
 
@@ -43,9 +43,8 @@ def rescaled(Q: Any, K: Any, V: Any) -> VelocityField:
     tensor([ 1.0000, -0.0360], dtype=torch.float64)
     """
     Q, K, V = weights(Q, K, V)
-    return SoftmaxAttention(_grown(Q, V), _grown(K, V), V) + Perceptron(
-        -V, torch.eye(len(V), dtype=V.dtype), activation=None
-    )
+    linear = Perceptron(-V, torch.eye(len(V), dtype=V.dtype), activation=None)
+    return SoftmaxAttention(_grown(Q, V), _grown(K, V), V) + linear
 
 
 def run(
@@ -151,13 +150,9 @@ def _resolved(t: float, mu: Any, Q: Tensor, K: Tensor, V: Tensor, *, way: bool =
     """Fail if scores are not resolved at time t or, if asked, anywhere on the way to it."""
     first = _first_blur(mu, Q, K, V, end=t) if way else math.inf
     if first <= t or _blur(t, mu, Q, K, V) > BLUR:
-        checks.fail(
-            "t",
-            t,
-            f"scores grow like exp(2 lambda t), and float64 rounds them by more than {BLUR:g} from "
-            f"t = {min(first, horizon(mu, Q, K, V)):.4g} on",
-            "end earlier",
-        )
+        end = min(first, horizon(mu, Q, K, V))
+        rule = f"float64 rounds them by more than {BLUR:g} from t = {end:.4g} on"
+        checks.fail("t", t, f"scores grow like exp(2 lambda t), and {rule}", "end earlier")
 
 
 # --- the attention matrix ------------------------------------------------------------------------------

@@ -34,14 +34,13 @@ def metric(Q: Any, K: Any) -> Tensor:
         checks.fail("Q.shape, K.shape", (tuple(Q.shape), tuple(K.shape)), "they must agree", "resize one")
     M = Q.mT @ K
     S = (M + M.mT) / 2
-    size, least = M.abs().max(), float(torch.linalg.eigvalsh(S)[0])
-    if float((M - M.mT).abs().max()) > 1e-10 * size or least <= 1e-12 * size:
-        checks.fail(
-            "Q^T K",
-            f"a matrix with least eigenvalue {least:.4g} and asymmetry {float((M - M.mT).abs().max()):.4g}",
-            "it must be symmetric and positive definite",
-            "pass K = Q with independent columns",
-        )
+    size, least, skew = (
+        float(a) for a in (M.abs().max(), torch.linalg.eigvalsh(S)[0], (M - M.mT).abs().max())
+    )
+    if skew > 1e-10 * size or least <= 1e-12 * size:
+        found = f"a matrix with least eigenvalue {least:.4g} and asymmetry {skew:.4g}"
+        rule = "it must be symmetric and positive definite"
+        checks.fail("Q^T K", found, rule, "pass K = Q with independent columns")
     return sqrtm(S)
 
 
@@ -72,12 +71,8 @@ def hyperplanes(Q: Any, K: Any, V: Any) -> Hyperplanes:
     out = Hyperplanes(*map(torch.from_numpy, (np.array(values[first].real), phi, psi / (psi @ phi))))
     score = float((Q @ out.direction) @ (K @ out.direction))
     if score <= 0:
-        checks.fail(
-            "<Q phi, K phi>",
-            score,
-            "it must be > 0 for the leading eigenvector phi of V",
-            "choose other Q, K",
-        )
+        rule = "it must be > 0 for the leading eigenvector phi of V"
+        checks.fail("<Q phi, K phi>", score, rule, "choose other Q, K")
     return out
 
 
@@ -110,12 +105,9 @@ def directions(Q: Any, K: Any, V: Any) -> Directions:
     for name, M in (("V F - lambda F", shifted), ("V^T F - lambda F", shifted.mT)):
         gap = float(torch.linalg.matrix_norm(M @ basis, 2) / size)
         if gap > ALIKE:
-            checks.fail(
-                f"|{name}| / |V|",
-                gap,
-                "V must be paranormal: lambda I on F, and F orthogonal to G",
-                "choose another V, or hyperplanes(Q, K, V) if the leading eigenvalue is simple",
-            )
+            rule = "V must be paranormal: lambda I on F, and F orthogonal to G"
+            remedy = "choose another V, or hyperplanes(Q, K, V) if the leading eigenvalue is simple"
+            checks.fail(f"|{name}| / |V|", gap, rule, remedy)
     return Directions(torch.tensor(float(lead), dtype=V.dtype), basis)
 
 
@@ -142,10 +134,6 @@ def weights(Q: Any, K: Any, V: Any) -> tuple[Tensor, Tensor, Tensor]:
     Q, K, V = (matrix(M, name) for M, name in ((Q, "Q"), (K, "K"), (V, "V")))
     d = V.shape[-1]
     if V.shape[0] != d or Q.shape != K.shape or Q.shape[-1] != d:
-        checks.fail(
-            "Q.shape, K.shape, V.shape",
-            (tuple(Q.shape), tuple(K.shape), tuple(V.shape)),
-            "(k, d), (k, d) and (d, d) are needed",
-            "resize or transpose them",
-        )
+        shapes, rule = tuple(tuple(M.shape) for M in (Q, K, V)), "(k, d), (k, d) and (d, d) are needed"
+        checks.fail("Q.shape, K.shape, V.shape", shapes, rule, "resize or transpose them")
     return Q, K, V

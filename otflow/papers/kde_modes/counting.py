@@ -34,7 +34,7 @@ DEGREES = 20  # Chebyshev coefficients of a box, of sources and of targets
 REACH = 12  # boxes to either side: exp(-11^2 / 2) = 5e-27, so that 1e8 tokens there are nothing
 NEGLIGIBLE = 60.5  # exponent at which a bump ends
 TILE = 2**14  # boxes worked on at a time
-ROUNDINGS = 64
+ROUNDINGS = 64  # of the largest terms, below which the sign of F is left open
 EPS = float(np.finfo(np.float64).eps)
 
 
@@ -144,10 +144,8 @@ def line_layout(x: Floats, root: Floats) -> tuple[Layout, BumpClusters]:
     boxes = np.floor(u).astype(np.int64)
     length = boxes[head + sizes - 1] + 1
     start = np.cumsum(length + REACH + 2) - length
-    layout = Layout(
-        boxes + np.repeat(start, sizes), 2 * (u - boxes) - 1, start - 1, start + length + 1, member
-    )
-    return layout, BumpClusters(origin, start)
+    places = boxes + np.repeat(start, sizes), 2 * (u - boxes) - 1
+    return Layout(*places, start - 1, start + length + 1, member), BumpClusters(origin, start)
 
 
 def circle_layout(theta: Floats, ring: Circle) -> Layout:
@@ -284,12 +282,9 @@ def _zeros(c: Floats) -> Floats:
 def _signs(p: ChebyshevPieces, layout: Layout) -> tuple[Signs, Ints]:
     """Stretches of equal sign in the pieces, and the members of undecided boxes."""
     parts, signs = zip(*_decided(p), strict=True)
-    p, sign = (
-        ChebyshevPieces._make(np.concatenate(a) for a in zip(*parts, strict=True)),
-        np.concatenate(signs),
-    )
+    p = ChebyshevPieces._make(np.concatenate(a) for a in zip(*parts, strict=True))
     order = np.lexsort([p.low, p.box])
-    p, sign = p.take(order), sign[order]
+    p, sign = p.take(order), np.concatenate(signs)[order]
     z = _places(p, sign)
     hidden = np.unique(p.box[(sign == 0).all(-1)])
     ends = Signs(_member(layout, p.box).repeat(2), sign.ravel(), p.box.repeat(2), z.ravel())

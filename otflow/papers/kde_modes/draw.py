@@ -9,15 +9,7 @@ import numpy as np
 
 import otflow as of
 from otflow.papers import kde_modes
-from otflow.papers.kde_modes.runs import (
-    CURVE,
-    HISTOGRAM,
-    TIMES,
-    Array,
-    CircleModes,
-    ModeGrowth,
-    in_belt,
-)
+from otflow.papers.kde_modes.runs import CURVE, HISTOGRAM, TIMES, Array, CircleModes, ModeGrowth, in_belt
 
 BLUE, RED, GREEN = of.plot.COLOURS[:3]
 INK, FAINT = of.plot.INK, of.plot.FAINT

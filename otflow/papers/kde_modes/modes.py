@@ -61,12 +61,8 @@ def certified_modes(x: Any, beta: Any) -> ModeCount:
     try:
         batch = torch.broadcast_shapes(x.shape[:-1], root.shape)
     except RuntimeError:
-        checks.fail(
-            "beta.shape",
-            tuple(root.shape),
-            f"the batch of x is {tuple(x.shape[:-1])}",
-            "pass one beta, or one for each member",
-        )
+        rule = f"the batch of x is {tuple(x.shape[:-1])}"
+        checks.fail("beta.shape", tuple(root.shape), rule, "pass one beta, or one for each member")
     if 0 in batch:
         checks.fail("beta.shape", tuple(root.shape), "it is empty", "pass at least one beta")
     found, _ = _on_the_line(x.expand(*batch, x.shape[-1]), root.expand(batch))
@@ -84,9 +80,8 @@ def mode_positions(x: Any, beta: float) -> Tensor:
     """
     x, beta = _tokens(x), checks.positive(beta, "beta")
     if x.ndim != 1:
-        checks.fail(
-            "x.shape", tuple(x.shape), "members of a batch have different numbers of modes", "pass one member"
-        )
+        rule = "members of a batch have different numbers of modes"
+        checks.fail("x.shape", tuple(x.shape), rule, "pass one member")
     found, clusters = _on_the_line(x, torch.full((), math.sqrt(beta), dtype=torch.float64))
     which = np.searchsorted(clusters.start - 1, found.box, side="right") - 1
     u = (found.box - clusters.start[which]) + found.z / 2
@@ -138,9 +133,8 @@ def _on_the_line(x: Tensor, root: Tensor) -> tuple[counting.Found, counting.Bump
 def _tokens(x: Any, name: str = "x") -> Tensor:
     (out,) = numbers.tensors(**{name: x})
     if out.ndim == 0 or 0 in out.shape:
-        checks.fail(
-            f"{name}.shape", tuple(out.shape), "at least one token is needed", "pass an array (*batch, n)"
-        )
+        rule = "at least one token is needed"
+        checks.fail(f"{name}.shape", tuple(out.shape), rule, "pass an array (*batch, n)")
     return out
 
 

@@ -1,4 +1,4 @@
-"""Modes of Gaussian shot noise: bumps exp(-(s - u)^2 / 2) at the points u of a Poisson process."""
+"""Shot noise, bumps exp(-(s - u)^2 / 2) at the points u of a Poisson process, and how many modes it has."""
 
 from __future__ import annotations
 

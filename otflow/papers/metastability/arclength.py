@@ -1,4 +1,4 @@
-"""Attention on the circle at low temperature, run along its arclength and merged where tokens meet.
+"""Arclength as the clock of attention on the circle at low temperature, with merges where tokens meet.
 
 Velocities go down to exp(-2 beta), beyond floating point from beta = 400 on. So the field is divided by its
 largest entry, in the logarithmic domain, and time is a sum of steps over speeds, as a logarithm.
@@ -302,6 +302,7 @@ def _log_steps(s: Tensor, log_v: Tensor) -> Tensor:
     """log int exp(-log v) ds between the states, -inf in front: exact where log v is linear in s."""
     a, b = -log_v[:-1], -log_v[1:]
     d = (b - a).abs()
+    # The mean between both ends is (1 - exp(-d)) / d of the larger one, exp(-d / 2) where that is 0 / 0.
     small = torch.where(d > 1e-8, d, torch.ones_like(d))
     mean = torch.where(d > 1e-8, torch.log(-torch.expm1(-small) / small), -d / 2)
     first = torch.full((1,), -math.inf, dtype=torch.float64)

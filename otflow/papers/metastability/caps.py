@@ -223,6 +223,7 @@ def _log_first(alpha: float, gamma: float, eps: float, beta: float, log_n: float
 def _failures(beta: float, gamma: float, lam: float, limits: tuple[float, float]) -> tuple[str, ...]:
     """One sentence for every condition that does not hold."""
     rate = f"lam = {lam:g} is not below"
+    # Every sentence is written, needed or not, so that exp must not overflow.
     first = f"{rate} {math.exp(min(limits[0], 709.0)):g}, so that T1 >= T2: lower lam"
     conditions = {
         f"beta = {beta:g} is not above 1: raise beta": beta > 1,

@@ -12,14 +12,7 @@ from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.numbers import insist, positive, tensors
-from otflow.papers.metastability.arclength import (
-    SAME,
-    Arclength,
-    apart,
-    row,
-    shares,
-    still,
-)
+from otflow.papers.metastability.arclength import SAME, Arclength, apart, row, shares, still
 from otflow.papers.tokens.circle import TURN, gaps
 
 PANELS, NODES = 256, 16  # relative error below 1e-10 for all gaps up to pi - 1e-12

@@ -241,9 +241,8 @@ def _merged(L: Landscape, start: _Cloud, tol: float, radius: float | None) -> tu
     """The first sound one of the merges, or the last of them if none is."""
     tree = _tree(start.x)
     heights = tree[:, 2]
-    gaps = (
-        _descending(heights, CROWD * _spacing(*start.x.shape)) if radius is None else [_at(heights, radius)]
-    )
+    crowd = CROWD * _spacing(*start.x.shape)
+    gaps = _descending(heights, crowd) if radius is None else [_at(heights, radius)]
     for gap in gaps:
         c = _settled(L, _gathered(start, tree, gap.radius), gap.radius)
         if sound := _is_sound(L, start, c, tol):

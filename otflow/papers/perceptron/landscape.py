@@ -125,7 +125,7 @@ def _bell(z: Tensor) -> Tensor:
     return torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
 
 
-RELU = ReLU()
+RELU = ReLU()  # the default: it has no state, so that one serves all
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,20 +151,15 @@ class Landscape:
     def admit(self, mu: Measure) -> tuple[Tensor, Tensor]:
         """Positions (*batch, n, d) and weights (*batch, n) in float64, of tokens on the sphere."""
         if not isinstance(mu, Particles) or not isinstance(mu.space, Sphere):
-            checks.fail(
-                "mu", repr(mu), "tokens on a sphere are needed", "pass Particles(x, space=Sphere()), |x| = 1"
-            )
+            remedy = "pass Particles(x, space=Sphere()), |x| = 1"
+            checks.fail("mu", repr(mu), "tokens on a sphere are needed", remedy)
         self.fits(mu.d)
         return mu.x.double(), mu.w.double()
 
     def fits(self, d: int) -> None:
         if d < 2 or self.a.shape[-1] != d:
-            checks.fail(
-                "a.shape",
-                tuple(self.a.shape),
-                f"neurons and tokens share one dimension d >= 2, and tokens have d = {d}",
-                "pass a with d columns",
-            )
+            rule = f"neurons and tokens share one dimension d >= 2, and tokens have d = {d}"
+            checks.fail("a.shape", tuple(self.a.shape), rule, "pass a with d columns")
 
     def kernel(self, x: Tensor, y: Tensor) -> Tensor:
         """exp(beta (x.y - 1)), (*batch, n, m)."""
@@ -197,12 +192,9 @@ def neurons(a: Any, omega: Any) -> tuple[Tensor, Tensor]:
     """a (m, d) and omega (m,) in float64."""
     a, omega = (checks.tensor(value, name).double() for value, name in ((a, "a"), (omega, "omega")))
     if a.ndim != 2 or 0 in a.shape or omega.shape != a.shape[:1]:
-        checks.fail(
-            "a.shape, omega.shape",
-            (tuple(a.shape), tuple(omega.shape)),
-            "(m, d) and (m,) are needed: a direction and a weight for each of m >= 1 neurons",
-            "pass one omega per row of a",
-        )
+        shapes = tuple(a.shape), tuple(omega.shape)
+        rule = "(m, d) and (m,) are needed: a direction and a weight for each of m >= 1 neurons"
+        checks.fail("a.shape, omega.shape", shapes, rule, "pass one omega per row of a")
     curvature_bound(a, omega)
     return a, omega
 
@@ -219,12 +211,9 @@ def curvature_bound(a: Tensor, omega: Tensor) -> Tensor:
 def known(activation: Any) -> Activation:
     """An activation that has a primitive."""
     if not isinstance(activation, Activation):
-        checks.fail(
-            "activation",
-            f"{activation!r:.60}",
-            "the energy needs a primitive of sigma, which a bare function does not have",
-            "pass ReLU(), GELU(), Tanh(), or an Activation of your own",
-        )
+        rule = "the energy needs a primitive of sigma, which a bare function does not have"
+        remedy = "pass ReLU(), GELU(), Tanh(), or an Activation of your own"
+        checks.fail("activation", f"{activation!r:.60}", rule, remedy)
     return activation
 
 

@@ -11,13 +11,7 @@ from torch import Tensor
 from otflow.base import checks, numbers
 from otflow.energies import Energy, ExponentialInteraction, Potential
 from otflow.fields import Perceptron, UnnormalisedAttention, VelocityField
-from otflow.papers.perceptron.landscape import (
-    RELU,
-    Activation,
-    Landscape,
-    curvature_bound,
-    neurons,
-)
+from otflow.papers.perceptron.landscape import RELU, Activation, Landscape, curvature_bound, neurons
 from otflow.papers.tokens import circle
 
 LARGEST = 1e300  # a C of which the bounds are numbers
@@ -105,12 +99,9 @@ def _moderate(beta: float, a: Any, omega: Any, activation: Activation) -> Landsc
 
 def _limited(beta: float) -> float:
     if checks.positive(beta, "beta") > STEEPEST:
-        checks.fail(
-            "beta",
-            beta,
-            f"exp(beta) leaves floating point beyond the limit {STEEPEST:g}",
-            "use find_atoms, residual and second_variation, which need no such number",
-        )
+        rule = f"exp(beta) leaves floating point beyond the limit {STEEPEST:g}"
+        remedy = "use find_atoms, residual and second_variation, which need no such number"
+        checks.fail("beta", beta, rule, remedy)
     return beta
 
 
@@ -188,14 +179,9 @@ def _bound_arguments(beta: Any, C: Any) -> tuple[Tensor, Tensor]:
     b, c = numbers.tensors(beta=beta, C=C)
     if not bool((b > 0).all()):
         checks.fail("min(beta)", b.min().item(), "beta > 0 is needed", "choose another beta")
-    if not bool(((c >= 0) & (c <= LARGEST)).all()):
-        bad = c[(c < 0) | (c > LARGEST)][0].item()
-        checks.fail(
-            "min(C)" if bad < 0 else "max(C)",
-            bad,
-            f"C in [0, {LARGEST:g}] is needed",
-            "use perceptron_constant(a, omega)",
-        )
+    for bad in c[(c < 0) | (c > LARGEST)].tolist():
+        name, rule = "min(C)" if bad < 0 else "max(C)", f"C in [0, {LARGEST:g}] is needed"
+        checks.fail(name, bad, rule, "use perceptron_constant(a, omega)")
     return b, c
 
 
@@ -262,9 +248,8 @@ def cluster_masses(theta: Any, masses: Any, width: float) -> MassClusters:
     """
     t, m = circle.angles(theta), checks.tensor(masses, "masses").detach().double()
     if m.shape[-1:] != t.shape[-1:] or bool((m < 0).any()):
-        checks.fail(
-            "masses", f"{m.tolist()!s:.60}", f"{t.shape[-1]} numbers >= 0 are needed", "pass one per angle"
-        )
+        rule = f"{t.shape[-1]} numbers >= 0 are needed"
+        checks.fail("masses", f"{m.tolist()!s:.60}", rule, "pass one per angle")
     t, m = numbers.tensors(theta=t, masses=m)
     width = checks.positive(width, "width")
     ahead = torch.remainder(t[..., None, :] - t[..., :, None], circle.TURN)

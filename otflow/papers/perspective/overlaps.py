@@ -1,4 +1,4 @@
-"""Equiangular tokens: all pairs at one inner product gamma, which attention moves along one ODE.
+"""Overlaps of equiangular tokens: all pairs at one inner product gamma, which attention moves along one ODE.
 
 Write u = 1 - gamma, a = n / (n - 1) and w = log(u0 / u) + log((a - u) / (a - u0)), which grows from 0 to
 infinity as the tokens meet. The two laws of motion are then
@@ -23,7 +23,7 @@ from otflow.base.numbers import Array, insist, numbers, tensor, whole
 
 FAR = 700.0  # u = exp(-FAR) and 1 - u is 1
 TINY, EPS = float(np.finfo(float).tiny), float(np.finfo(float).eps)
-NODES, WEIGHTS = (a.astype(float) for a in np.polynomial.legendre.leggauss(24))
+NODES, WEIGHTS = (a.astype(float) for a in np.polynomial.legendre.leggauss(24))  # enough for w <= 1/2
 
 
 # --- the integral --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Random matrices for Q, K, V: Ginibre, GOE, a stylised learned matrix, and weights redrawn along depth."""
+"""Random weights Q, K, V: Ginibre, GOE, a stylised learned matrix, and weights redrawn along depth."""
 
 from __future__ import annotations
 
@@ -95,6 +95,7 @@ def redrawn(draw: Callable[[], Any], period: float, t1: float) -> Layers:
     (torch.Size([3, 2, 2]), (0.5, 1.0))
     """
     checks.function(draw, "draw")
+    # A t1 of whole periods must not gain a layer by rounding.
     layers = math.ceil(checks.positive(t1, "t1") / checks.positive(period, "period") * (1 - 1e-12))
     drawn = [checks.tensor(draw(), "draw()") for _ in range(layers)]
     shapes = sorted({tuple(M.shape) for M in drawn})

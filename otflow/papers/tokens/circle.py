@@ -1,4 +1,4 @@
-"""Angles on the circle."""
+"""The circle: tokens as angles, their order and the gaps between them."""
 
 from __future__ import annotations
 
