@@ -30,7 +30,10 @@ STYLE: dict[Any, Any] = {
     "axes.linewidth": 0.7,
     "xtick.color": INK,
     "ytick.color": INK,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 9,  # small enough for three titles in a row
     "legend.frameon": False,
+    "legend.fontsize": 7.5,
     "font.size": 8.5,
     "figure.dpi": 120,
 }
@@ -70,11 +73,12 @@ def panel(
     yticks: Mapping[float, str] | Iterable[float] | None = None,
     **properties: Any,
 ) -> Axes:
-    """Title, labels, ticks and legend of ``ax`` in one call; ``ax`` itself.
+    """Title, labels, ticks and legend of ``ax`` in the house style, in one call; ``ax`` itself.
 
     Args:
         title, x, y: words above, below and beside.
-        legend: True, a place such as "upper left", or keywords of `matplotlib.axes.Axes.legend`.
+        legend: True, a place such as "upper left" or "beside" (to the right of the axes), or keywords of
+            `matplotlib.axes.Axes.legend`.
         xticks, yticks: numbers, or numbers with their words; there are no others then, nor minor ones.
         properties: of the axes, such as xlim, yscale or aspect.
 
@@ -84,15 +88,24 @@ def panel(
     ('Decay', ['0', '1', '2'])
     """
     words = {"title": title, "xlabel": x, "ylabel": y}
-    ax.set(**{name: word for name, word in words.items() if word}, **properties)
+    # A scale replaces the ticks, and ticks may widen the limits: so scales come first and limits last.
+    ax.set(**{name: properties.pop(name) for name in ("xscale", "yscale") if name in properties})
     for axis, ticks in ((ax.xaxis, xticks), (ax.yaxis, yticks)):
         if ticks is not None:
             named = ticks if isinstance(ticks, Mapping) else {tick: f"{tick:g}" for tick in ticks}
             axis.set_ticks(list(named), labels=list(named.values()))
             axis.set_ticks([], minor=True)
-    if legend:
-        ax.legend(**({"loc": legend} if isinstance(legend, str) else {} if legend is True else legend))
+    with mpl.rc_context(STYLE):
+        ax.set(**{name: word for name, word in words.items() if word}, **properties)
+        if legend:
+            ax.legend(**_legend(legend))
     return ax
+
+
+def _legend(given: bool | str | Mapping[str, Any]) -> Mapping[str, Any]:
+    if given == "beside":
+        return {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
+    return given if isinstance(given, Mapping) else {} if given is True else {"loc": given}
 
 
 def spatial(ax: Axes) -> Any:

@@ -34,19 +34,13 @@ def figure(ring: Descent, discs: dict[int, Descent], interval: Descent) -> Any:
     return fig
 
 
-def _panel(ax: Any, title: str, x: str, y: str, place: str, *, legend: Any = (), **properties: Any) -> None:
-    """A panel in letters small enough for three in a row."""
-    small = {"loc": place, "fontsize": 8, "frameon": False, **dict(legend)}
-    of.plot.panel(ax, title, x, y, legend=small, **properties).title.set(size=9, color=INK)
-
-
 def _cloud(ax: Any, run: Descent, radius: float, title: str) -> None:
     """Ways, end, and in red where theory puts the support."""
     nan, angle = torch.tensor(torch.nan), np.linspace(0, 2 * np.pi, 200)
     traj = of.Trajectory(run.t, tuple(run.clouds), {}, {}, "ok", nan, nan)
     of.plot.trails(traj, ax=ax, color=BLUE, size=14.0, width=0.6)
     ax.plot(radius * np.cos(angle), radius * np.sin(angle), color=RED, lw=1.0, zorder=1)
-    ax.set_title(title, fontsize=9, color=INK)
+    of.plot.panel(ax, title)
 
 
 def _line(ax: Any, run: Descent) -> None:
@@ -66,8 +60,8 @@ def _line(ax: Any, run: Descent) -> None:
     ):
         ax.plot([], [], style, color=colour, label=word)
     title = rf"$W=|x|^2/2-|x|$ (line): an interval ({n} particles)"
-    tight = {"ncols": 3, "fontsize": 7, "columnspacing": 1.0, "handlelength": 1.2}
-    _panel(ax, title, "t", "x", "lower right", legend=tight, ylim=(mean - 1.4, mean + 1.15))
+    tight = {"loc": "lower right", "ncols": 3, "fontsize": 7, "columnspacing": 1.0, "handlelength": 1.2}
+    of.plot.panel(ax, title, "t", "x", legend=tight, ylim=(mean - 1.4, mean + 1.15))
 
 
 def _energies(ax: Any, runs: dict[str, Descent]) -> None:
@@ -77,7 +71,9 @@ def _energies(ax: Any, runs: dict[str, Descent]) -> None:
         seen = F - F[-1] > 1e-13
         ax.plot(run.t.numpy()[seen], (F - F[-1])[seen], ".-", ms=3.5, lw=0.9, color=colour, label=name)
     scales = {"xscale": "symlog", "yscale": "log", "xlim": (0, None), "xticks": (0, 1, 10, 100)}
-    _panel(ax, "energies fall in every step", "t", "energy above its last value", "lower left", **scales)
+    of.plot.panel(
+        ax, "energies fall in every step", "t", "energy above its last value", legend="lower left", **scales
+    )
 
 
 def _radii(ax: Any, discs: dict[int, Descent]) -> None:
@@ -88,7 +84,7 @@ def _radii(ax: Any, discs: dict[int, Descent]) -> None:
         radius = [0.0, *run.x[-1].norm(dim=-1).sort().values.tolist(), 1.05]
         ax.step(radius, [*np.arange(n + 1) / n, 1.0], where="post", lw=0.9, color=colour, label=f"N = {n}")
     title, share = "the disc fills evenly, shell by shell", "share of particles within r"
-    _panel(ax, title, "r", share, "upper left", xlim=(0, 1.05), ylim=(0, 1.03))
+    of.plot.panel(ax, title, "r", share, legend="upper left", xlim=(0, 1.05), ylim=(0, 1.03))
 
 
 def _rates(ax: Any, last: dict[int, torch.Tensor]) -> None:
@@ -99,4 +95,4 @@ def _rates(ax: Any, last: dict[int, torch.Tensor]) -> None:
     ax.plot(n, 0.95 * n**-0.5, "--", lw=1, color=INK, label="$N^{-1/2}$, up to a factor")
     ticks = {"xticks": n, "yticks": (0.03, 0.05, 0.1, 0.2), "xlim": (0.9 * n[0], 1.1 * n[-1])}
     title, scales = "distance of the cloud to the uniform disc", {"xscale": "log", "yscale": "log"}
-    _panel(ax, title, "number of particles N", "", "lower left", **scales, **ticks)
+    of.plot.panel(ax, title, "number of particles N", "", legend="lower left", **scales, **ticks)

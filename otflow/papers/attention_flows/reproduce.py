@@ -217,12 +217,6 @@ def _data(flows: Flows, spread: Spread) -> dict[str, np.ndarray]:
 
 # --- figures -----------------------------------------------------------------------------------------
 
-BESIDE = {
-    "loc": "center left",
-    "bbox_to_anchor": (1.0, 0.5),
-    "frameon": False,
-}  # a legend that would hide the lines
-
 
 def _draw_flows(flows: Flows) -> Any:
     fig, axes = of.plot.figure(2, 3, size=(10.5, 7.0))
@@ -241,7 +235,7 @@ def _draw_radius(flows: Flows, bounds: Bounds) -> Any:
             bound = radius[0] * torch.exp(bounds[name][0] * traj.ts)
             ax.plot(traj.ts, bound, color=colour, linestyle=":", linewidth=1)
     title = "measured (solid), bound (dotted; softmax, L2 and sigmoid share theirs)"
-    of.plot.panel(ax, title, "time (depth)", "radius of the cloud", yscale="log", legend=BESIDE)
+    of.plot.panel(ax, title, "time (depth)", "radius of the cloud", yscale="log", legend="beside")
     return fig
 
 
@@ -258,7 +252,7 @@ def _draw_blow_up() -> Any:
         ax.plot(end - exp1(grid**2) / 2, grid, "o", color=colour, markersize=3)
         ax.axvline(end, color=colour, linestyle=":", linewidth=1)
     title = "unnormalised attention: computed (line), exact (dots), blow-up (dotted)"
-    of.plot.panel(ax, title, "time", "the token", legend={"loc": "upper center", "frameon": False})
+    of.plot.panel(ax, title, "time", "the token", legend="upper center")
     return fig
 
 
@@ -270,5 +264,5 @@ def _draw_rates(spread: Spread) -> Any:
     n = np.array(list(spread["softmax"]), dtype=float)
     ax.loglog(n, spread["softmax"][int(n[0])] * (n / n[0]) ** -0.5, "k--", linewidth=1, label="slope -0.5")
     title = "fluctuation of the second moment at t = 1"
-    of.plot.panel(ax, title, "number of tokens n", "standard deviation", xticks=n, legend=BESIDE)
+    of.plot.panel(ax, title, "number of tokens n", "standard deviation", xticks=n, legend="beside")
     return fig

@@ -15,12 +15,6 @@ INK, FAINT = of.plot.INK, of.plot.FAINT
 SHOWN = (0.0, 0.12, 0.27, 0.5, 1.0)  # parts of a run
 
 
-def _panel(ax: Any, title: str, x: str, y: str, place: str, *, legend: Any = (), **properties: Any) -> None:
-    """A panel in letters small enough for four in a row."""
-    small = {"loc": place, "fontsize": 8, "frameon": False, **dict(legend)}
-    of.plot.panel(ax, title, x, y, legend=small, **properties).title.set(size=9, color=INK)
-
-
 def scene(crowd: Crowd) -> Any:
     """Five moments: the density, contours of V in grey, and in red where the crowd must end."""
     fig, (row,) = of.plot.figure(1, len(SHOWN), size=(12.4, 2.9))
@@ -31,9 +25,8 @@ def scene(crowd: Crowd) -> Any:
         density(crowd.densities[k], ax=ax, top=limit)
         ax.contour(x, x, V.T, levels=12, colors=[FAINT], linewidths=0.5)
         ax.contour(x, x, V.T, levels=[edge], colors=[RED], linewidths=1.1)
-        ax.set(xticks=(-1, 0, 1), yticks=(-1, 0, 1))
         title = f"t = {crowd.t[k]:.3g},  {crowd.full_share(k):.0%} at the limit"
-        ax.set_title(title, fontsize=8.5, color=INK)
+        of.plot.panel(ax, title, xticks=(-1, 0, 1), yticks=(-1, 0, 1))
     return fig
 
 
@@ -55,14 +48,16 @@ def _energies(ax: Any, crowds: dict[str, Crowd], sharp: Crowd) -> None:
         above = np.maximum(crowd.energy - crowd.least, 1e-6)
         ax.plot(crowd.t[start:], above[start:], style, ms=size, lw=1, color=colour, label=name)
     title = "energies fall to the least one under the bound"
-    _panel(ax, title, "t", "energy above the least one", "upper right", yscale="log")
+    of.plot.panel(ax, title, "t", "energy above the least one", legend="upper right", yscale="log")
 
 
 def _congestion(ax: Any, crowds: dict[str, Crowd]) -> None:
     for (name, crowd), colour in zip(crowds.items(), (BLUE, RED), strict=True):
         share = [crowd.full_share(k) for k in range(len(crowd.t))]
         ax.plot(crowd.t, share, "o-", ms=3, lw=1, color=colour, label=name)
-    _panel(ax, "congestion", "t", "part of the mass at the limit", "lower right", ylim=(0, 1.02))
+    of.plot.panel(
+        ax, "congestion", "t", "part of the mass at the limit", legend="lower right", ylim=(0, 1.02)
+    )
 
 
 def _halo(ax: Any, halos: dict[float, float]) -> None:
@@ -71,7 +66,9 @@ def _halo(ax: Any, halos: dict[float, float]) -> None:
     for power, style in ((0.5, ":"), (1.0, "--")):
         ax.plot(eps, far[0] * (eps / eps[0]) ** power, style, color=INK, lw=1, label=f"slope {power:g}")
     scales = {"xscale": "log", "yscale": "log", "xticks": eps, "yticks": (0.01, 0.02, 0.05, 0.1)}
-    _panel(ax, "blur leaves a halo", r"$\varepsilon$", "L1 to the packed crowd", "upper left", **scales)
+    of.plot.panel(
+        ax, "blur leaves a halo", r"$\varepsilon$", "L1 to the packed crowd", legend="upper left", **scales
+    )
 
 
 def _line(ax: Any, line: CrowdOnLine) -> None:
@@ -83,5 +80,12 @@ def _line(ax: Any, line: CrowdOnLine) -> None:
         ax.plot(middle[::every], (np.diff(levels) / np.diff(edges))[::every], ".", ms=4, color=colour)
     ax.plot([], [], ".", ms=4, color=INK, label="isotonic regression")
     ax.axhline(1.0, color=RED, lw=1)
-    tight = {"fontsize": 7.5, "ncols": 2}
-    _panel(ax, "on the line: densities in the bowl", "", "", "upper right", legend=tight, ylim=(0, 1.6))
+    tight = {"loc": "upper right", "ncols": 2}
+    of.plot.panel(
+        ax,
+        "on the line: densities in the bowl",
+        "",
+        "",
+        legend=tight,
+        ylim=(0, 1.6),
+    )

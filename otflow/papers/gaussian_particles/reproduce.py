@@ -228,10 +228,10 @@ def _draw_rates(errors: Errors) -> Any:
         ax.errorbar(list(found), rms, spread, fmt="o-", color=colour, markersize=4, capsize=2, label=label)
     n = np.array(list(found), dtype=float)
     ax.plot(n, 1.9 * n**-0.5, "--", color=INK, linewidth=1, label="slope -0.5")
-    ax.set_title("clouds against the Gaussian flow at t = 1 (root mean square over clouds)", fontsize=9)
-    words = "", "number of tokens n", "relative error of the covariance"
-    of.plot.panel(ax, *words, xscale="log", yscale="log", xticks=n, yticks=[0.03, 0.05, 0.1, 0.2, 0.3])
-    ax.legend(loc="upper right", frameon=False)
+    title = "clouds against the Gaussian flow at t = 1 (root mean square over clouds)"
+    words = title, "number of tokens n", "relative error of the covariance"
+    axis = {"xscale": "log", "yscale": "log", "xticks": n, "yticks": [0.03, 0.05, 0.1, 0.2, 0.3]}
+    of.plot.panel(ax, *words, legend="upper right", **axis)
     return fig
 
 
@@ -263,9 +263,7 @@ def _draw_blow_up(paths: dict[int, CloudPath]) -> Any:
     }
     for ax, (title, word, reach, place) in panels.items():
         ax.axvline(1.0, color=INK, linestyle=":", linewidth=1)
-        ax.set_title(title, fontsize=9)
-        legend = {"loc": place, "frameon": False}
-        of.plot.panel(ax, "", "$t / t^*$", word, yscale="log", ylim=reach, legend=legend)
+        of.plot.panel(ax, title, "$t / t^*$", word, yscale="log", ylim=reach, legend=place)
     for ax in (behind, needed):
         ax.set_xlim(0.0, 1.02)
     return fig

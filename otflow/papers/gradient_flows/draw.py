@@ -11,7 +11,6 @@ from otflow.papers.gradient_flows.runs import DescentPath, Followed, order
 
 BLUE, RED, GREEN = of.plot.COLOURS[:3]
 INK = of.plot.INK
-LEGEND = {"loc": "upper right", "fontsize": 8, "frameon": False}
 LOOKS = {"Euler": (GREEN, "v", 1), "JKO": (RED, "o", 1), "extrapolated": (BLUE, "s", 2)}
 FORMULAS = {
     "unnormalised": r"$\frac{1}{2}\iint e^{Ax\cdot y}$ in $W_2$",
@@ -35,7 +34,7 @@ def runs(found: dict[str, Followed]) -> Any:
         of.plot.panel(top, f"{name}\n{FORMULAS[name]}", "t")
         _errors(low, found[name])
     end = found[shown[0]].exact.ts[-1]
-    of.plot.panel(axes[0, 0], y="energy, from 1 to 0 along the flow", legend=LEGEND)
+    of.plot.panel(axes[0, 0], y="energy, from 1 to 0 along the flow", legend="upper right")
     of.plot.panel(axes[1, 0], y=f"$W_2$ to the flow at $t={end:g}$")
     return fig
 
@@ -61,8 +60,7 @@ def _errors(ax: Any, f: Followed) -> None:
         if scheme != "Euler":
             ax.plot(dt, 0.6 * errors[0] * (dt / dt[0]) ** power, ":", lw=1.1, color=INK)
     room = (ax.get_ylim()[0] / 8, None)  # for the legend
-    words, legend = "step (dotted: slopes 1 and 2)", LEGEND | {"loc": "lower right"}
-    of.plot.panel(ax, x=words, legend=legend, xticks=dt, ylim=room)
+    of.plot.panel(ax, x="step (dotted: slopes 1 and 2)", legend="lower right", xticks=dt, ylim=room)
 
 
 def structure(uneven: dict[str, float], bent: dict[str, dict[str, np.ndarray]], path: DescentPath) -> Any:
@@ -112,7 +110,7 @@ def _curvature(ax: Any, found: dict[str, np.ndarray]) -> None:
         ax,
         "$G=\\frac{1}{4}\\mathrm{tr}(A\\Sigma A\\Sigma)$:\nconvex if $A$ is semidefinite",
         "$G''$ along Bures geodesics of unit length (arsinh scale)",
-        legend=LEGEND,
+        legend="upper right",
         xticks={x: word for x, word in ticks.items() if bins[0] < x < bins[-1]},
         yticks=[],
         ylim=(0, 1.2 * ax.get_ylim()[1]),
@@ -127,4 +125,4 @@ def _infinite(ax: Any, path: DescentPath) -> None:
     ax.plot(t, G, color=BLUE, label=r"$\frac{1}{4}\mathrm{tr}(A\Sigma A\Sigma)$ (Bures)")
     ax.text(last / 2, 3.6, r"$=+\infty$", color=RED, ha="center", fontsize=11)
     title = "two energies of one softmax flow\nof Gaussians"
-    of.plot.panel(ax, title, "t", legend=LEGEND, xlim=(0, 1), ylim=(0, 4.2))
+    of.plot.panel(ax, title, "t", legend="upper right", xlim=(0, 1), ylim=(0, 4.2))

@@ -16,11 +16,6 @@ INK = of.plot.INK
 CLOCK = "clock η² L / H"
 
 
-def small(place: str) -> dict[str, Any]:
-    """A legend in small letters."""
-    return {"loc": place, "fontsize": 7.5}
-
-
 def _band(ax: Any, band: Band, colour: str, label: str) -> None:
     """A mean, and one deviation on either side."""
     low, high = band.mean - band.spread, band.mean + band.spread
@@ -44,8 +39,8 @@ def limits(runs: LayerRuns) -> Any:
         _band(right, runs.heads[heads], colour, f"{heads} head{'s' * (heads > 1)}")
     right.plot(*runs.ode, "--", color=INK, linewidth=1.5, label="ODE")
     centred, many = "Centred values: noise that is shared", "Values I + noise: many heads follow the ODE"
-    of.plot.panel(left, centred, CLOCK, "overlap of two tokens", legend=small("lower right"))
-    of.plot.panel(right, many, "depth η L", "mean overlap", legend=small("lower right"))
+    of.plot.panel(left, centred, CLOCK, "overlap of two tokens", legend="lower right")
+    of.plot.panel(right, many, "depth η L", "mean overlap", legend="lower right")
     return fig
 
 
@@ -61,7 +56,7 @@ def simplices(runs: LayerRuns) -> Any:
     t = np.linspace(0, runs.hot.t[-1], 200)
     axes[2].plot(t, hom.logistic(t, runs.hot.mean[0]), color=GREEN, label="logistic law")
     for ax, title in zip(axes, [*titles, "High temperature: the mean overlap"], strict=True):
-        of.plot.panel(ax, title, CLOCK, legend=small("lower right"), ylim=(-0.02, 1.0))
+        of.plot.panel(ax, title, CLOCK, legend="lower right", ylim=(-0.02, 1.0))
     axes[0].set_ylabel("overlap γ")
     return fig
 
@@ -78,7 +73,7 @@ def low_temperature(runs: LayerRuns) -> Any:
     right.semilogx(n, list(runs.few.values()), "o-", color=PINK, label="n tokens, d = 4")
     right.axhline(0.5, color=INK, linewidth=1, linestyle="--", label="uniform crowd")
     title = "Few tokens: most pairs end parallel"
-    of.plot.panel(right, title, "tokens n", legend=small("lower left"), xticks=n, ylim=(0.4, 1.03))
+    of.plot.panel(right, title, "tokens n", legend="lower left", xticks=n, ylim=(0.4, 1.03))
     return fig
 
 
@@ -97,7 +92,7 @@ def _parallel(ax: Any, runs: LayerRuns) -> None:
         bars = 2 * values.std(0) / math.sqrt(len(values))
         ax.errorbar(U0, values.mean(0), bars, fmt=mark, color=colour, markersize=4, label=label)
     title, x = "Pairs that become parallel", "overlap u0 at the beginning"
-    of.plot.panel(ax, title, x, "share", legend=small("upper left"), ylim=(None, 1.35))
+    of.plot.panel(ax, title, x, "share", legend="upper left", ylim=(None, 1.35))
 
 
 def freezing() -> Any:
@@ -113,7 +108,7 @@ def freezing() -> Any:
     for ax in (left, right):
         ax.axvline(1, color=of.plot.FAINT, linewidth=1, zorder=0)
     x, few = "b / b_c,  b_c = sqrt(2 log n)", "A head looks at few tokens beyond b_c"
-    of.plot.panel(left, few, x, "participation ratio f", legend=small("lower right"))
+    of.plot.panel(left, few, x, "participation ratio f", legend="lower right")
     of.plot.panel(right, "Time to collapse", x, "log n / (1 - f)", yscale="log")
     return fig
 

@@ -52,7 +52,7 @@ def saturation(narrow: np.ndarray) -> Any:
     ax.axvline(end, color=of.plot.FAINT, lw=1, zorder=0)
     ax.text(end, 1.05, " n = exp(g)", color=INK, fontsize=8)
     title = f"A = -I, |A| R² = {NARROW:g}: sqrt(n), until there are too many others"
-    of.plot.panel(ax, title, "number of tokens n", CONSTANT, legend={"loc": "upper left", "fontsize": 7.5})
+    of.plot.panel(ax, title, "number of tokens n", CONSTANT, legend="upper left")
     return fig
 
 

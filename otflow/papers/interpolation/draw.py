@@ -13,7 +13,6 @@ from otflow.papers.interpolation.runs import MASSES, TARGETS, Counts, Interpolat
 COLOUR = of.plot.COLOURS[:3]
 KINDS = ("single gates", "gather, corridor, restore")
 VIEW: Any = {"elev": 25, "azim": -50}
-TITLE: Any = {"fontsize": 9.5}  # four panels in a row leave no room for larger ones
 
 
 def threading(runs: InterpolationRuns) -> Any:
@@ -28,7 +27,7 @@ def threading(runs: InterpolationRuns) -> Any:
             ax.scatter(*(1.02 * y), marker="x", s=45, color=colour, linewidth=1.6)
         *words, last = phases[k].split()
         name = " ".join([*words, f"cloud {int(last) + 1}"]) if last.isdigit() else phases[k]
-        ax.set_title(f"{k}: {name}", **TITLE)
+        of.plot.panel(ax, f"{k}: {name}")
     return fig
 
 
@@ -56,7 +55,7 @@ def phases(runs: InterpolationRuns) -> Any:
         even, title = range(0, len(path.pieces) + 1, 2), f"{name}: {len(path.pieces)} pieces"
         of.plot.panel(top, title, "", "largest angle to the target", xticks=even, yscale="log")
         of.plot.panel(bottom, "diameters of the clouds", "piece", "diameter", xticks=even, yscale="log")
-    axes[0, 0].legend(loc="lower left", fontsize=8)
+    of.plot.panel(axes[0, 0], legend="lower left")
     return fig
 
 
@@ -72,13 +71,13 @@ def atoms(runs: InterpolationRuns) -> Any:
         above = 1.02 * nu.x.numpy().T  # a little above the sphere, which would hide them
         marks: Any = {"s": 400 * MASSES, "color": COLOUR, "edgecolor": of.plot.INK, "linewidth": 0.8}
         ax.scatter(*above, depthshade=False, **marks)
-        ax.set_title(f"cloud {k + 1}: which points go to which atom", **TITLE)
+        of.plot.panel(ax, f"cloud {k + 1}: which points go to which atom")
         at, bars = np.arange(3) + 0.2 * (k - 1), 3 * mass_error(mu.n)
         dots: Any = {"fmt": "o", "color": of.plot.INK, "markersize": 4 + k, "capsize": 2, "linewidth": 1}
         last.errorbar(at, masses(end, nu), bars, **dots)
     last.bar(np.arange(3), MASSES, width=0.75, color=COLOUR, alpha=0.35)
-    of.plot.panel(last, x="atom", y="mass", xticks={0: "1", 1: "2", 2: "3"})
-    last.set_title("masses, fresh samples, ± 3 errors", **TITLE)
+    title = "masses, fresh samples, ± 3 errors"
+    of.plot.panel(last, title, "atom", "mass", xticks={0: "1", 1: "2", 2: "3"})
     return fig
 
 
@@ -93,5 +92,5 @@ def counts(found: Counts) -> Any:
             ax.plot(Ns, np.median(pieces, axis=1), color=colour, label=name)
         ax.plot(Ns, [6 * N for N in Ns], "--", color=of.plot.FAINT, label="6 N", zorder=0)
         of.plot.panel(ax, f"d = {d}", "measures N", "pieces", xticks=Ns, ylim=(0, None))
-    axes[0].legend(loc="upper left", fontsize=8)
+    of.plot.panel(axes[0], legend="upper left")
     return fig

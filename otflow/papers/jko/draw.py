@@ -17,12 +17,6 @@ INK, FAINT = of.plot.INK, of.plot.FAINT
 FLOOR = 1e-16  # zeros are drawn here
 
 
-def _panel(ax: Any, title: str, x: str, y: str, place: str, *, legend: Any = (), **properties: Any) -> None:
-    """A panel in letters small enough for three in a row."""
-    small = {"loc": place, "fontsize": 8, "frameon": False, **dict(legend)}
-    of.plot.panel(ax, title, x, y, legend=small, **properties).title.set(size=9, color=INK)
-
-
 def table(oracles: Sequence[Oracle]) -> Any:
     """One row per oracle: solver against scheme, scheme against equation; large dots are long steps."""
     fig, ((ax,),) = of.plot.figure(1, 1, size=(8.6, 0.42 * len(oracles) + 1.2))
@@ -41,10 +35,8 @@ def table(oracles: Sequence[Oracle]) -> Any:
     ax.set_title("larger dots: longer steps", loc="left", x=-0.85, fontsize=8, color=INK)
     names = {y: f"{o.name}  ({o.norm.split(',')[0]})" for y, o in enumerate(reversed(oracles))}
     limits = {"xlim": (0.5 * FLOOR, 0.5), "ylim": (-0.6, len(oracles) - 0.4)}
-    above = {"bbox_to_anchor": (1.0, 1.0), "ncols": 3}
-    _panel(
-        ax, "", "distance at the end", "", "lower right", legend=above, xscale="log", yticks=names, **limits
-    )
+    above = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": 3}
+    of.plot.panel(ax, x="distance at the end", legend=above, xscale="log", yticks=names, **limits)
     return fig
 
 
@@ -66,12 +58,10 @@ def _draw_blur(ax: Any, blurred: dict[str, dict[float, Blurred]], sharp: Blurred
             ax.plot(list(runs), errors, style, ms=4, color=colour, label=f"{name}, to {end}")
     for end, error, style in zip(Blurred._fields, sharp, ("-", "--"), strict=True):
         ax.axhline(error, color=INK, lw=1, ls=style, label=f"without blur, to {end}")
-    title, scales = (
-        "blur can hide the error of the scheme",
-        {"xscale": "log", "yscale": "log", "ylim": (1e-4, 3)},
-    )
-    tight = {"fontsize": 6.5, "ncols": 2, "columnspacing": 0.6, "handlelength": 1.6}
-    _panel(ax, title, r"$\varepsilon$", "L1 distance", "upper left", legend=tight, **scales)
+    title = "blur can hide the error of the scheme"
+    scales = {"xscale": "log", "yscale": "log", "ylim": (1e-4, 3)}
+    tight = {"loc": "upper left", "fontsize": 6.5, "ncols": 2, "columnspacing": 0.6, "handlelength": 1.6}
+    of.plot.panel(ax, title, r"$\varepsilon$", "L1 distance", legend=tight, **scales)
 
 
 def _draw_steps(ax: Any, oracle: Oracle) -> None:
@@ -80,7 +70,7 @@ def _draw_steps(ax: Any, oracle: Oracle) -> None:
     ax.plot(tau, list(oracle.solver.values()), "o-", ms=4, color=BLUE, label="solver to scheme")
     ax.plot(tau, 20 * tau, ":", color=INK, lw=1, label=r"slope 1")
     scales = {"xscale": "log", "yscale": "log", "ylim": (3e-5, 0.6), "xticks": tau}
-    _panel(ax, oracle.name, r"$\tau$", "L1 distance", "upper left", **scales)
+    of.plot.panel(ax, oracle.name, r"$\tau$", "L1 distance", legend="upper left", **scales)
 
 
 def _draw_keller(ax: Any, rates: dict[float, float]) -> None:
@@ -89,7 +79,7 @@ def _draw_keller(ax: Any, rates: dict[float, float]) -> None:
     ax.plot(list(rates), list(rates.values()), "o", ms=5, color=BLUE, label="one JKO step")
     ax.axhline(0, color=INK, lw=0.6)
     title, rate = "Keller and Segel: the second moment", r"$(M_2' - M_2 + W_2^2)/\tau$"
-    _panel(ax, title, r"$M/8\pi$", rate, "upper right")
+    of.plot.panel(ax, title, r"$M/8\pi$", rate, legend="upper right")
 
 
 def pair(brackets: dict[float, Bracket], riesz: dict[int, Spread]) -> Any:
@@ -109,7 +99,7 @@ def _draw_brackets(ax: Any, brackets: dict[float, Bracket]) -> None:
     ax.plot(tau, [exact, *scheme], "x", ms=7, color=INK, label="exact JKO")
     ax.axhline(exact, color=INK, lw=1, ls="--", label="closed form of the flow")
     title = "softmax attention between explicit and implicit steps"
-    _panel(ax, title, r"$\tau$", "trace of the covariance at t = 1", "upper left")
+    of.plot.panel(ax, title, r"$\tau$", "trace of the covariance at t = 1", legend="upper left")
 
 
 def _draw_riesz(ax: Any, riesz: dict[int, Spread]) -> None:
@@ -121,4 +111,4 @@ def _draw_riesz(ax: Any, riesz: dict[int, Spread]) -> None:
     ax.plot([], [], "D", ms=6, mfc="none", color=INK, label="JKO from t = 1/2")
     title = r"flow of $-\frac{1}{2}\iint|x-y|$ from a point in the plane"
     limits = {"xlim": (0, 1.05), "ylim": (0.997 * exact, 1.003 * exact)}
-    _panel(ax, title, "t", "radius / t", "upper right", legend={"ncols": 2}, **limits)
+    of.plot.panel(ax, title, "t", "radius / t", legend={"loc": "upper right", "ncols": 2}, **limits)

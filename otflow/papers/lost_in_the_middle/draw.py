@@ -27,14 +27,14 @@ def profiles() -> Any:
         if S.argmin() < len(S) - 1:
             left.plot(GRID[S.argmin()], S.min(), "o", color=colour, markersize=3.5)
     title = f"A U until t = {causal.critical_time(BETA, LAM, M):.3f}, minima dotted"
-    legend = {"ncols": 3, "fontsize": 7.5, "loc": "upper right"}
+    legend = {"ncols": 3, "loc": "upper right"}
     of.plot.panel(left, title, PLACE, "score S", legend=legend, yscale="log", ylim=(None, 60))
     for m in (1, 2, 3):
         part, name = causal.hop(m, GRID, 1.0, BETA, LAM, M), f"{m} hop{'s' * (m > 1)}"
         right.plot(GRID, part, color=of.plot.COLOURS[m - 1], label=name)
     right.plot(GRID, profile(GRID, 1.0), color=of.plot.INK, linewidth=1.6, label="all")
     title = "t = 1: one hop favours the end, more the beginning"
-    of.plot.panel(right, title, PLACE, legend={"loc": "center right", "fontsize": 7.5})
+    of.plot.panel(right, title, PLACE, legend="center right")
     return fig
 
 
@@ -66,8 +66,7 @@ def simulations(prompts: int, plain: list[runs.Blocks], sharp: list[runs.Blocks]
         for b, (shift, mark, colour, name) in zip(both, looks, strict=True):
             style = {"color": colour, "markersize": 4, "elinewidth": 1, "capsize": 2}
             ax.errorbar(x + shift, b.value, 2 * b.error, fmt=mark, linestyle="none", label=name, **style)
-        legend = {"fontsize": 7.5, "loc": "upper right"}
-        of.plot.panel(ax, f"N = {N}, {title}", PLACE, legend=legend, ylim=(0, 1.75 * g[0]))
+        of.plot.panel(ax, f"N = {N}, {title}", PLACE, legend="upper right", ylim=(0, 1.75 * g[0]))
     return fig
 
 
@@ -82,7 +81,7 @@ def finite(scores: dict[str, Tensor], errors: np.ndarray) -> Any:
         "A window removes primacy, a second head restores it",
         f"{PLACE} (N = 512)",
         "score S",
-        legend={"fontsize": 7.5, "loc": "upper center"},
+        legend="upper center",
         yscale="log",
         ylim=(1e-2, 100),
     )

@@ -15,7 +15,6 @@ from otflow.reproduce.fits import slope
 
 BLUE, RED, GREEN = of.plot.COLOURS[:3]
 INK = of.plot.INK
-LEGEND = {"loc": "upper left", "frameon": False}
 
 
 def ratios(velocity: DistanceGrowth, flows: DistanceGrowth) -> Any:
@@ -41,7 +40,7 @@ def ratios(velocity: DistanceGrowth, flows: DistanceGrowth) -> Any:
         ax.plot(found.n, found.two, "o", ms=5, color=BLUE, label="$d_2$, first token moved")
         ax.axhline(top, color=INK, lw=1, ls="--")
         ax.minorticks_off()
-        of.plot.panel(ax, x="number of tokens n", legend=LEGEND)
+        of.plot.panel(ax, x="number of tokens n", legend="upper left")
     of.plot.panel(left, "from tokens to velocities", y="growth of the distance", ylim=(0, 11))
     ticks = [2, 5, 10, 20, 50, 100, 200]
     of.plot.panel(right, "along the flow, from $t=0$ to $t=1$", ylim=(2, 400), yticks=ticks)
@@ -69,9 +68,8 @@ def orders(found: Orders) -> Any:
     ax.plot(found.mu.ts, found.conditional, color=BLUE, label="$d_2$, which keeps labels")
     ax.plot(found.mu.ts, found.plain, color=RED, label="$W_2$, which does not see them")
     room = (0, 1.3 * found.conditional.max())
-    of.plot.panel(
-        ax, "the same tokens,\nin reverse order", "t", "distance of the two clouds", legend=LEGEND, ylim=room
-    )
+    words = "the same tokens,\nin reverse order", "t", "distance of the two clouds"
+    of.plot.panel(ax, *words, legend="upper left", ylim=room)
     return fig
 
 
@@ -90,7 +88,7 @@ def estimates(found: dict[str, MaskedEstimate]) -> Any:
             lines[0].set_label(word)
         ax.plot(one.t, one.bound, color=INK, ls="--", lw=1, label=r"bound $\int L$")
         of.plot.panel(ax, name, "t", ylim=(0, min(1.05 * one.bound[-1], 5.0)))
-    of.plot.panel(axes[0], y="log of the growth of $d_p$", legend=LEGEND)
+    of.plot.panel(axes[0], y="log of the growth of $d_p$", legend="upper left")
     return fig
 
 
@@ -111,10 +109,8 @@ def limits(found: LongSequences) -> Any:
             label = f"{name}t = {t:g}: slope {slope(n, values):.2f}"
             ax.loglog(n, values, style, ms=4, color=colour, label=label)
         of.plot.panel(ax, x="number of tokens n", y="distance to the limit", xticks=n)
-    beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False}
     ticks, far = [0.002, 0.005, 0.01, 0.02, 0.05, 0.1], [0.03, 0.05, 0.1, 0.2, 0.3]
-    below = LEGEND | {"loc": "lower left"}
-    of.plot.panel(left, "tokens on a curve: $d_2$ to the limit", legend=below, yticks=ticks)
-    left.set_ylim(0.7 * found.curve.min(), 1.3 * found.curve.max())  # not all of the ticks
-    of.plot.panel(right, "tokens random given their label (on the line)", legend=beside, yticks=far)
+    seen = (0.7 * found.curve.min(), 1.3 * found.curve.max())  # not all of the ticks
+    of.plot.panel(left, "tokens on a curve: $d_2$ to the limit", legend="lower left", yticks=ticks, ylim=seen)
+    of.plot.panel(right, "tokens random given their label (on the line)", legend="beside", yticks=far)
     return fig

@@ -41,8 +41,7 @@ def _falling(ax: Any, one: SamplingRates, setting: Setting) -> None:
     ax.plot(one.n, guide, "--", lw=1, color=of.plot.INK, label=f"slope {setting.exponent:.2f}")
     low, high = 0.35 * guide.min(), 1.2 * one.median.max()  # room for the legend below
     ticks = [a * 10.0**b for b in range(-4, 1) for a in (1, 2, 5) if low < a * 10.0**b < high]
-    legend = {"loc": "lower left", "frameon": False, "fontsize": 7.5}
-    of.plot.panel(ax, legend=legend, xticks=one.n, yticks=ticks, ylim=(low, high))
+    of.plot.panel(ax, legend="lower left", xticks=one.n, yticks=ticks, ylim=(low, high))
 
 
 def factors(found: Found) -> Any:
@@ -53,7 +52,6 @@ def factors(found: Found) -> Any:
     3
     """
     fig, (axes,) = of.plot.figure(1, len(SETTINGS), size=(11.0, 3.5))
-    legend = {"loc": "upper left", "frameon": False}
     for ax, setting in zip(axes, SETTINGS, strict=True):
         for (name, some), colour in zip(found.items(), of.plot.COLOURS, strict=False):
             one = some[setting.name]
@@ -61,7 +59,7 @@ def factors(found: Found) -> Any:
             ax.semilogx(one.n, one.ratio, "o-", ms=4, color=colour, label=f"{name} ({bound})")
             ax.plot(one.n, one.worst, ":", lw=1, color=colour)
         room = (0, 1.9 * ax.get_ylim()[1])  # for the legend
-        of.plot.panel(ax, setting.name, "number of tokens n", legend=legend, xticks=one.n, ylim=room)
+        of.plot.panel(ax, setting.name, "number of tokens n", legend="upper left", xticks=one.n, ylim=room)
     of.plot.panel(axes[0], y="$W_2(1)\\,/\\,W_2(0)$: median, largest (dotted)")
     return fig
 
@@ -84,5 +82,5 @@ def laws(samples: dict[str, tuple[Run, Run]]) -> Any:
                     x, np.arange(1, len(x) + 1) / len(x), where="post", color=colour, label=label, **style
                 )
         of.plot.panel(ax, f"{name}: the limit, and {len(x)} tokens", "x", ylim=(0, 1))
-    of.plot.panel(axes[0], y="share of tokens up to x", legend={"loc": "upper left", "frameon": False})
+    of.plot.panel(axes[0], y="share of tokens up to x", legend="upper left")
     return fig

@@ -11,7 +11,6 @@ from otflow.papers.metastability.runs import APART, COLD, KINDS, MOVIE, Array, C
 
 BLUE, ORANGE = of.plot.COLOURS[:2]
 INK = of.plot.INK
-SMALL = {"fontsize": 8}  # of legends
 END = 1.08  # of the axis of log t / beta, over the last jump
 
 
@@ -27,7 +26,7 @@ def staircases(authors: dict[float, StaircaseRun], cold: dict[tuple[str, str], S
     titles = {left: "the authors' start, five equal tokens, USA", right: f"{first}, β = {COLD:g}"}
     for ax, title in titles.items():
         ax.plot([], [], ":", color=INK, label="predicted")
-        of.plot.panel(ax, title, "log t / β", ylim=(0, 1.06), legend={"loc": "upper left", **SMALL})
+        of.plot.panel(ax, title, "log t / β", ylim=(0, 1.06), legend="upper left")
     left.set_ylabel("energy")
     return fig
 
@@ -52,7 +51,7 @@ def paths(cold: dict[str, StaircaseRun]) -> Any:
         merges = predicted.log_times, predicted.merge_points
         ax.plot(*merges, "o", color=INK, fillstyle="none", label="predicted")
         title = f"{kind}, β = {COLD:g}: from saddle to saddle"
-        of.plot.panel(ax, title, "log t / β", legend={"loc": "lower right", **SMALL})
+        of.plot.panel(ax, title, "log t / β", legend="lower right")
     axes[0, 0].set_ylabel("angle")
     return fig
 
@@ -79,5 +78,5 @@ def scales(times: dict[str, list[CapTimes]]) -> Any:
         ax.plot(beta, [t.exit for t in own], mark, color=colour, label=f"caps are left, {kind}")
         ax.plot(beta, [t.collapse for t in own], mark, color=colour, alpha=0.5, label=f"collapse, {kind}")
     title = f"two caps at an angle of {APART:g}: bounds and measured times"
-    of.plot.panel(ax, title, "β", "log t", legend={"loc": "upper left", **SMALL})
+    of.plot.panel(ax, title, "β", "log t", legend="upper left")
     return fig

@@ -11,11 +11,7 @@ import otflow as of
 from otflow.papers.ornstein_uhlenbeck.runs import PUBLISHED, TAU, TAUS, Divergences, Errors, late_order
 
 BLUE, RED, GREEN = of.plot.COLOURS[:3]
-
-
-def _panel(ax: Any, title: str, x: str, y: str, size: float, **properties: Any) -> None:
-    legend = {"loc": "lower right", "fontsize": size, "frameon": False}
-    of.plot.panel(ax, title, x, y, legend=legend, xscale="log", yscale="log", **properties).title.set(size=9)
+LOGLOG: dict[str, Any] = {"xscale": "log", "yscale": "log"}
 
 
 def figure(found: Divergences, errors: Errors) -> Any:
@@ -36,7 +32,8 @@ def _dimensions(ax: Any, found: Divergences) -> None:
         ax.fill_between(list(each), values.amin(-1), values.amax(-1), color=colour, alpha=0.15, linewidth=0)
     ticks = [d for d in (1, 2, 4, 8, 12, 20, 32, 64) if d in {*found["JKO"], *PUBLISHED}]
     title = f"15 targets, step {TAU:g}: means, and from least to largest"
-    _panel(ax, title, "dimension", "KL(p|q) + KL(q|p) at t = 1/2", 8, xticks=ticks, ylim=(1e-9, 1.0))
+    words = title, "dimension", "KL(p|q) + KL(q|p) at t = 1/2"
+    of.plot.panel(ax, *words, legend="lower right", xticks=ticks, ylim=(1e-9, 1.0), **LOGLOG)
 
 
 def _orders(ax: Any, errors: Errors) -> None:
@@ -50,4 +47,5 @@ def _orders(ax: Any, errors: Errors) -> None:
     # The legend has the lower half to itself.
     bottom = 1e-3 * min(min(found.values()) for found in errors["extrapolated"].values())
     words = "dotted: slopes 1 and 2", "step", "error of mean and covariance at t = 1/2"
-    _panel(ax, *words, 7, xticks=tau, ylim=(bottom, None))
+    tight = {"loc": "lower right", "fontsize": 7}
+    of.plot.panel(ax, *words, legend=tight, xticks=tau, ylim=(bottom, None), **LOGLOG)

@@ -17,12 +17,6 @@ INK, FAINT = of.plot.INK, of.plot.FAINT
 SHOWN = (CASES[1], CASES[3])  # ReLU and GELU of the same size
 
 
-def _panel(ax: Any, title: str, x: str = "", y: str = "", legend: Any = None, **properties: Any) -> None:
-    """A panel with smaller letters in its title and legend, for their many words."""
-    place = legend and {"loc": legend, "fontsize": 7.5}
-    of.plot.panel(ax, "", x, y, legend=place, **properties).set_title(title, fontsize=9.5)
-
-
 def landscapes(cells: list[Cell], spread: dict[float, sp.Atoms]) -> Any:
     """A circle for each of two betas and for none, ReLU and GELU: v as a curve around it, atoms on it."""
     fig, axes = of.plot.figure(len(spread), 1 + len(SHOWN), size=(9.3, 6.3))
@@ -32,7 +26,7 @@ def landscapes(cells: list[Cell], spread: dict[float, sp.Atoms]) -> Any:
             (atoms,) = (cell.runs[0] for cell in cells if cell.case == case and cell.beta == beta)
             _around(ax, case)
             _ring(ax, atoms.measure, COLOUR[case], f"{case.name}, beta = {beta:g}: {atoms.n} atoms")
-    axes[0, 1].legend(loc="center", fontsize=7.5)
+    of.plot.panel(axes[0, 1], legend="center")
     return fig
 
 
@@ -51,7 +45,7 @@ def _ring(ax: Any, mu: of.Particles, colour: str, title: str) -> None:
     ax.plot(np.cos(t), np.sin(t), color=FAINT, linewidth=1, zorder=0)
     style = {"color": colour, "edgecolor": INK if mu.n > 100 else "white", "linewidth": 0.4, "zorder": 3}
     ax.scatter(*mu.x.numpy().T, s=np.maximum(900 * mu.w.numpy(), 8), label="atoms, by mass", **style)
-    _panel(ax, title, xlim=limits, ylim=limits, aspect="equal")
+    of.plot.panel(ax, title, xlim=limits, ylim=limits, aspect="equal")
     ax.axis("off")
 
 
@@ -67,9 +61,9 @@ def counts(cells: list[Cell]) -> Any:
             ax.plot(beta, [np.median(v) for v in columns], color=colour, linewidth=1.3, label=case.name)
     right.axhline(np.pi, color=FAINT, linewidth=1, zorder=0)
     axis: Any = {"xscale": "log", "xticks": beta}
-    _panel(left, "300 particles end in a few atoms", "beta", "atoms", ylim=(0, None), **axis)
+    of.plot.panel(left, "300 particles end in a few atoms", "beta", "atoms", ylim=(0, None), **axis)
     axis |= {"ylim": (0, 3.9), "yticks": {0: "0", np.pi / 2: "π/2", np.pi: "π"}}
-    _panel(right, "the longest empty arc", "beta", "angle", legend="lower right", **axis)
+    of.plot.panel(right, "the longest empty arc", "beta", "angle", legend="lower right", **axis)
     return fig
 
 
@@ -90,7 +84,7 @@ def _clusters(ax: Any, own: list[Cell]) -> None:
     ax.plot(fine, sp.kernel_mass_bound(fine, C), "--", color=INK, label="bound from the kernel")
     ax.axhline(sp.mass_bound(1e3).item(), color=FAINT, linewidth=1, zorder=0, label="0.5742: no perceptron")
     title = f"{case.name}: two or more atoms within 1/(2 sqrt(beta))"
-    _panel(ax, title, "beta", "mass", "center right", xscale="log", xticks=beta, ylim=(0, 1))
+    of.plot.panel(ax, title, "beta", "mass", legend="center right", xscale="log", xticks=beta, ylim=(0, 1))
 
 
 def _heavy(ax: Any, cell: Cell) -> None:
@@ -100,9 +94,9 @@ def _heavy(ax: Any, cell: Cell) -> None:
     ax.plot(eps, most, color=COLOUR[cell.case], label="most found")
     ax.plot(eps, bound, color=RED, label="bound")
     ax.plot(eps, 1 / eps, "--", color=INK, label="1 / eps: trivial")
-    ax.set(xscale="log", yscale="log")  # before the limits, which depend on the scale
     title = f"{cell.case.name}, beta = {cell.beta:g}: heavy atoms"
-    _panel(ax, title, "eps", "atoms of mass eps or more", "upper right", ylim=(0.8, None))
+    ax.loglog()
+    of.plot.panel(ax, title, "eps", "atoms of mass eps or more", legend="upper right", ylim=(0.8, None))
 
 
 def globes(spheres: dict[sp.Activation, sp.Atoms]) -> Any:
@@ -112,5 +106,5 @@ def globes(spheres: dict[sp.Activation, sp.Atoms]) -> Any:
         of.plot.particles(atoms.measure, ax=ax, color=colour, size=40)
         for a in SPATIAL / np.linalg.norm(SPATIAL, axis=1, keepdims=True):
             ax.plot(*np.stack([a, 1.35 * a], 1), color=INK, linewidth=1.5)
-        _panel(ax, f"{type(act).__name__}, beta = 4: {atoms.n} atoms; lines: neurons")
+        of.plot.panel(ax, f"{type(act).__name__}, beta = 4: {atoms.n} atoms; lines: neurons")
     return fig

@@ -12,7 +12,6 @@ from otflow.papers import perspective
 from otflow.papers.perspective.runs import SHOTS, Array, Diagrams
 
 BLUE, RED = of.plot.COLOURS[:2]
-SMALL = {"fontsize": 7.5, "frameon": False}  # of legends
 
 
 def phases(diagrams: Diagrams) -> Any:
@@ -23,7 +22,7 @@ def phases(diagrams: Diagrams) -> Any:
         mesh = _diagram(ax, diagram)
         x, y = "time t" * (k >= 3 * rows - 3), "inverse temperature β" * (k % 3 == 0)  # outer axes only
         of.plot.panel(ax, f"{name}, n = {diagram.n}", x, y)
-    axes.flat[1].legend(loc="lower right", **SMALL)
+    of.plot.panel(axes.flat[1], legend="lower right")
     bar = fig.colorbar(mesh, ax=axes, shrink=0.8, label="probability that two tokens have met")
     bar.ax.set_title("P", fontsize=8)
     return fig
@@ -50,7 +49,7 @@ def equal_angles(curves: dict[str, Array]) -> Any:
         ax.semilogy(ts, 1 - gamma, color=colour, label=f"closed form, β{beta}")
         ax.semilogy(ts[::4], 1 - least[::4], "o", color=colour, markersize=4, label=f"tokens, β{beta}")
     for ax, title in ((left, "SA, with softmax: rate 2"), (right, "USA, without: rate 2 exp(β)")):
-        of.plot.panel(ax, title, "time t", legend={"loc": "upper right", **SMALL})
+        of.plot.panel(ax, title, "time t", legend="upper right")
     left.set_ylabel("1 - γ of 8 orthonormal tokens")
     return fig
 
@@ -74,7 +73,7 @@ def globes(traj: of.Trajectory) -> Any:
     fig, axes = of.plot.figure(1, len(times), size=(10.4, 2.9), spatial=True)
     for ax, t in zip(axes.flat, times, strict=True):
         mu = traj.measures[int((traj.ts - t).abs().argmin())]
-        of.plot.particles(mu, ax=ax, color=BLUE, size=14).set_title(f"n = 64, β = 1, t = {t:g}")
+        of.plot.panel(of.plot.particles(mu, ax=ax, color=BLUE, size=14), f"n = 64, β = 1, t = {t:g}")
     return fig
 
 
@@ -83,9 +82,6 @@ def random_weights(shares: dict[str, Array]) -> Any:
     fig, ((ax,),) = of.plot.figure(1, 1, size=(6.8, 3.6))
     for k, name in enumerate(name for name in shares if name != "t"):
         ax.plot(shares["t"], shares[name], color=of.plot.COLOURS[k], linestyle=("-", "--")[k % 2], label=name)
-    legend, words = (
-        {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), **SMALL},
-        "share of pairs that have met",
-    )
-    of.plot.panel(ax, "n = 16 tokens in dimension 32 with random weights", "time t", words, legend=legend)
+    title = "n = 16 tokens in dimension 32 with random weights"
+    of.plot.panel(ax, title, "time t", "share of pairs that have met", legend="beside")
     return fig

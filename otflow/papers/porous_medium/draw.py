@@ -20,12 +20,6 @@ LOGLOG = {"xscale": "log", "yscale": "log"}
 NARROW = {"columnspacing": 0.8, "handlelength": 1.2}  # legends of several columns
 
 
-def _panel(ax: Any, title: str, x: str, y: str, place: str, *, legend: Any = (), **properties: Any) -> None:
-    """A panel in letters small enough for several in a row."""
-    small = {"loc": place, "fontsize": 8, "frameon": False, **dict(legend)}
-    of.plot.panel(ax, title, x, y, legend=small, **properties).title.set(size=9, color=INK)
-
-
 def _picks(found: BarenblattRun, parts: tuple[float, ...]) -> list[int]:
     return [round(part * (len(found.t) - 1)) for part in parts]
 
@@ -34,8 +28,7 @@ def _snapshot(ax: Any, found: BarenblattRun, k: int) -> None:
     """The density after k steps, with contours at fifths of its maximum."""
     mu, top = found.densities[k], float(found.densities[k].density.max())
     density(mu, ax=ax, levels=np.linspace(0.2, 0.8, 4) * top, color="white")
-    ax.set(xticks=TICKS, yticks=TICKS)
-    ax.set_title(f"t = {found.t[k]:.3g},  max {top:.3g}", fontsize=8.5, color=INK)
+    of.plot.panel(ax, f"t = {found.t[k]:.3g},  max {top:.3g}", xticks=TICKS, yticks=TICKS)
 
 
 def profiles(runs: dict[float, BarenblattRun]) -> Any:
@@ -68,8 +61,8 @@ def _cuts(ax: Any, found: BarenblattRun) -> None:
     for style, word in (("k.", "grid"), ("k-", "exact scheme"), ("k:", "equation")):
         ax.plot([], [], style, lw=1.0, ms=3.5, label=word)
     limits = {"xlim": (-0.5, 0.5), "ylim": (0, 1.35 * float(found.densities[0].density.max()))}
-    tight = {"fontsize": 7, "ncols": 3, **NARROW}
-    _panel(ax, "cut through the middle", "x", "", "upper center", legend=tight, **limits)
+    tight = {"loc": "upper center", "fontsize": 7, "ncols": 3, **NARROW}
+    of.plot.panel(ax, "cut through the middle", "x", legend=tight, **limits)
 
 
 def bumps(found: BarenblattRun) -> Any:
@@ -102,7 +95,7 @@ def _energies(ax: Any, runs: dict[float, BarenblattRun]) -> None:
     for style, word in (("-", "exact scheme"), (":", "equation")):
         ax.plot([], [], style, color=INK, lw=1.0, label=word)
     title = "the energy falls as the exact scheme says"
-    _panel(ax, title, r"$t/t_0$", r"$F(t)/F(t_0)$", "lower left", **LOGLOG)
+    of.plot.panel(ax, title, r"$t/t_0$", r"$F(t)/F(t_0)$", legend="lower left", **LOGLOG)
 
 
 def _balances(ax: Any, runs: dict[str, BarenblattRun]) -> None:
@@ -114,7 +107,7 @@ def _balances(ax: Any, runs: dict[str, BarenblattRun]) -> None:
     for height, word in ((4e-15, "mass"), (0.05, r"$M_2' - M_2 + W_2^2 = 2d(m-1)\tau F$")):
         ax.text(0.02, height, word, fontsize=8, color=INK)
     title, words = "conservation of mass, and the virial theorem", ("part of the run", "relative error")
-    _panel(ax, title, *words, "center right", yscale="log", ylim=(3e-18, 3.0))
+    of.plot.panel(ax, title, *words, legend="center right", yscale="log", ylim=(3e-18, 3.0))
 
 
 def _orders(ax: Any, line: dict[tuple[float, str], dict[float, float]]) -> None:
@@ -124,9 +117,7 @@ def _orders(ax: Any, line: dict[tuple[float, str], dict[float, float]]) -> None:
     tau = np.array(list(found))
     ax.plot(tau, 0.06 * tau, ":", color=INK, lw=1)
     ax.plot(tau, 0.016 * tau**2, ":", color=INK, lw=1, label="slopes 1 and 2")
-    title, tight = (
-        "on the line, extrapolated in the mesh",
-        {"fontsize": 7.5, "ncols": 2, "columnspacing": 0.8},
-    )
+    title = "on the line, extrapolated in the mesh"
+    tight = {"loc": "upper left", "ncols": 2, "columnspacing": 0.8}
     scales = {**LOGLOG, "xticks": tau, "ylim": (1e-6, 0.05)}
-    _panel(ax, title, r"$\tau$", "W2 to the equation", "upper left", legend=tight, **scales)
+    of.plot.panel(ax, title, r"$\tau$", "W2 to the equation", legend=tight, **scales)

@@ -14,7 +14,6 @@ from otflow.papers.relu_flows.runs import Array
 BLUE, RED, GREEN, PINK = of.plot.COLOURS[:4]
 DASHED: Any = {"linestyle": "--", "color": of.plot.INK, "linewidth": 1}
 BOX: Any = {"xlim": (-0.15, 1.15), "ylim": (-0.1, 1.2)}  # of the images of the square
-SMALL: Any = {"fontsize": 7.5, "loc": "lower left"}
 
 
 def picture(x: Array) -> Array:
@@ -87,13 +86,13 @@ def rates(polars: runs.Polars, neurons: runs.Neurons) -> Any:
     left.loglog(K, polars.tv, "s-", color=RED, label="total variation of the images")
     left.loglog(K, 0.7 * polars.l2[0] * K[0] / K, **DASHED, label="1 / K")
     title = "a diffeomorphism by permute, compress, permute"
-    of.plot.panel(left, title, "cells along a side, K", "error", legend=SMALL, xticks=K)
+    of.plot.panel(left, title, "cells along a side, K", "error", legend="lower left", xticks=K)
     for (d, errors), colour in zip(neurons.maurey.items(), (BLUE, RED, PINK), strict=True):
         right.loglog(M, errors, "o-", color=colour, label=f"at random, d = {d}")
     right.loglog(M, 1.5 * errors[0] * np.sqrt(M[0] / M), **DASHED)
     right.loglog(runs.NEURONS * runs.SWEEPS, neurons.trotter, "s-", color=GREEN, label="in turn, d = 10")
     title = "fifty neurons, one at a time (dashed: M^(-1/2))"
-    of.plot.panel(right, title, "pieces, M", "root mean square error", legend=SMALL)
+    of.plot.panel(right, title, "pieces, M", "root mean square error", legend="lower left")
     for ax in (left, right):
         ax.minorticks_off()
     return fig

@@ -25,7 +25,7 @@ def line(runs: list[rf.Transport]) -> Any:
         ax.plot(y, image, color=RED, linewidth=1.1, label="image")
         title = f"{run.pieces} pieces: KL = {run.kl:.2g}, TV = {run.tv:.2g}"
         of.plot.panel(ax, title, "x", ylim=(0, 0.47))
-    of.plot.panel(axes[0], y="density", legend={"fontsize": 7.5, "loc": "upper right"})
+    of.plot.panel(axes[0], y="density", legend="upper right")
     return fig
 
 
@@ -43,7 +43,7 @@ def plane(found: Plane) -> Any:
     look: Any = {"origin": "lower", "extent": box, "cmap": of.plot.SEQUENCE, "aspect": "auto"}
     for ax, (name, log_rho) in zip(axes, densities.items(), strict=True):
         ax.imshow(np.exp(log_rho).reshape(341, 284), vmax=np.exp(target).max(), **look)
-        of.plot.panel(ax, x="x_1").set_title(name, fontsize=9.5)
+        of.plot.panel(ax, name, "x_1")
     axes[0].set_ylabel("x_2")
     return fig
 
@@ -64,7 +64,7 @@ def rates(runs: list[rf.Transport], found: Plane) -> Any:
         ax.plot(K, square * K[0] ** 2 / K**2, "--", color=of.plot.INK, linewidth=1, label="K^-2 and K^-1")
         ax.plot(K, first * K[0] / K, "--", color=of.plot.INK, linewidth=1)
         ax.loglog()
-        of.plot.panel(ax, title, "K", "error", legend={"fontsize": 7.5, "loc": "lower left"}, xticks=K)
+        of.plot.panel(ax, title, "K", "error", legend="lower left", xticks=K)
     return fig
 
 
@@ -75,5 +75,5 @@ def tails(missing: dict[str, np.ndarray]) -> Any:
         ax.loglog(LEVELS, part, color=colour, label=name)
     ax.invert_xaxis()
     title = "what the tail adds to KL, per unit of log u: finite only if it decays"
-    of.plot.panel(ax, title, "mass u beyond", "u |log(target / image)|", legend={"fontsize": 7.5})
+    of.plot.panel(ax, title, "mass u beyond", "u |log(target / image)|", legend=True)
     return fig

@@ -14,7 +14,6 @@ from otflow.papers.stability_estimate.runs import LAM, Contraction, Parting, bou
 BLUE, RED, GREEN, PINK = of.plot.COLOURS[:4]
 INK, FAINT = of.plot.INK, of.plot.FAINT
 RATIO = r"$W_2(\mu_t,\nu_t)\,/\,W_2(\mu_0,\nu_0)$"
-LEGEND = {"fontsize": 7.5, "frameon": False}
 
 
 def ladders(found: Mapping[str, of.Ladder]) -> Any:
@@ -71,7 +70,7 @@ def _contraction(ax: Any, found: dict[float, Contraction]) -> None:
     ):
         ax.plot([], [], style, ms=4, color=colour, label=label, **more)
     title = rf"Fokker-Planck equation on Gaussians, $\lambda$ = {LAM:g}"
-    of.plot.panel(ax, title, "t", RATIO, legend={"loc": "lower left", **LEGEND})
+    of.plot.panel(ax, title, "t", RATIO, legend="lower left")
 
 
 def _parting(ax: Any, p: Parting) -> None:
@@ -91,4 +90,4 @@ def _parting(ax: Any, p: Parting) -> None:
         ax.plot(p.left, p.observed[name], mark, ms=4, color=colour, label=label)
     ax.invert_xaxis()
     title = "nearby Gaussians under attention:\nsoftmax blows up at $t^*$"
-    of.plot.panel(ax, title, "$1-t/t^*$", RATIO, legend={"loc": "upper left", **LEGEND})
+    of.plot.panel(ax, title, "$1-t/t^*$", RATIO, legend="upper left")

@@ -36,7 +36,7 @@ def titled(ax: Any, seen: str, run: PanelRun | None = None) -> None:
     >>> titled(board(1)[1][0, 0], "both fall")
     """
     head = rf"$\bf{{{run.label.split()[0]}}}$  {run.words}" + "\n" if run else ""
-    ax.set_title(head + seen, fontsize=9, color=INK)
+    of.plot.panel(ax, head + seen)
 
 
 def discs(ax: Any, traj: of.Trajectory, *, color: Any = BLUE, many: bool = False) -> None:
@@ -169,4 +169,5 @@ def key(ax: Any, meaning: dict[str, str], *, loc: str = "best") -> None:
     >>> key(board(1)[1][0, 0], {"blows up": "red"})
     """
     dots = [ax.plot([], [], "o", ms=4, color=c)[0] for c in meaning.values()]
-    ax.legend(dots, list(meaning), loc=loc, handletextpad=0.2, fontsize=8, frameon=False)
+    keys = {"handles": dots, "labels": list(meaning), "loc": loc, "handletextpad": 0.2}
+    of.plot.panel(ax, legend=keys)

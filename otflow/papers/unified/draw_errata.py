@@ -31,13 +31,6 @@ BLUE, RED, GREEN, PINK = of.plot.COLOURS[:4]
 INK, FAINT = of.plot.INK, of.plot.FAINT
 
 
-def _labelled(ax: Any, title: str, x: str, y: str, legend: str = "", **properties: Any) -> None:
-    """Words around the axes, with titles small enough for two lines of them."""
-    of.plot.panel(ax, "", x, y, **properties).set_title(title, fontsize=9)
-    if legend:
-        ax.legend(loc=legend, frameon=False)
-
-
 def formulas(order: int) -> Any:
     """Rates by printed and corrected formulas, quadrature as dots; and the L2 flow that explodes."""
     fig, ((left, middle, right),) = of.plot.figure(1, 3, size=(11.5, 3.7))
@@ -67,7 +60,7 @@ def _sinkhorn(ax: Any, order: int) -> None:
         found = [power(scaled(strength * x @ _turned(a).T @ x.T, w, w), x, x @ V.T) for a in dots]
         ax.plot(dots, found, "o", color=colour, markersize=4)
     title = "Sinkhorn attention (dots: quadrature,\nblue exp(Ax.y), green exp(-|Qx - Ky|$^2$))"
-    _labelled(ax, title, "A turned by (radians)", "d/dt tr S", "lower center", ylim=(-1.8, 2.4))
+    of.plot.panel(ax, title, "A turned by (radians)", "d/dt tr S", legend="lower center", ylim=(-1.8, 2.4))
 
 
 def _debiased(ax: Any, order: int) -> None:
@@ -78,7 +71,7 @@ def _debiased(ax: Any, order: int) -> None:
     ax.plot(c, closed_forms.debiased_rate(c[:, None, None], EPS).flatten(), color=BLUE, label="corrected")
     ax.plot(dots, [debiased(a, order) for a in dots], "o", color=BLUE, markersize=4, label="quadrature")
     title = "debiased Sinkhorn divergence to N(0, 1), eps = 2:\nthe target must stand still"
-    _labelled(ax, title, "variance C (target: 1)", "dC/dt", "lower left")
+    of.plot.panel(ax, title, "variance C (target: 1)", "dC/dt", legend="lower left")
 
 
 def _explosion(ax: Any) -> None:
@@ -88,7 +81,7 @@ def _explosion(ax: Any) -> None:
     ax.plot(t[::6], trace(exact), "o", color=BLUE, markersize=4, label="closed form")
     ax.axvline(3.0, color=INK, linestyle=":", linewidth=1)
     title = "L2 attention whose K is not injective\nexplodes at t = 3"
-    _labelled(ax, title, "t", "tr S", "upper left", yscale="log", ylim=(1.0, 1e6))
+    of.plot.panel(ax, title, "t", "tr S", legend="upper left", yscale="log", ylim=(1.0, 1e6))
 
 
 def ranks(count: int) -> Any:
@@ -105,9 +98,9 @@ def ranks(count: int) -> Any:
         right.text(count / 2, y, word, color=INK, ha="center", va="center", fontsize=8)
     x = "flow, by its second eigenvalue"
     title = "V = I, d = 4: two eigenvalues stay, two vanish;\nthe threshold cuts through those that stay"
-    _labelled(left, title, x, "eigenvalues at the end of the run")
+    of.plot.panel(left, title, x, "eigenvalues at the end of the run")
     title = "how fast they fall: not at all, or like 1/t;\nnothing in between"
-    _labelled(right, title, x, "d log(eigenvalue) / d log t", ylim=(-1.15, 0.15))
+    of.plot.panel(right, title, x, "d log(eigenvalue) / d log t", ylim=(-1.15, 0.15))
     return fig
 
 
@@ -126,8 +119,8 @@ def steps() -> Any:
         ax.plot(exact.ts, trace(weight @ S), color=BLUE, linewidth=1.8, label="accurate flow")
     left.axhline(1e3, color=INK, linestyle=":", linewidth=1)
     title = f"V > 0, d = 3, run {member}, h = {panel.h:g}: Euler steps pass 1000"
-    _labelled(left, title, "t", "tr S", "best", yscale="log")
-    _labelled(right, "the Lyapunov function, which cannot grow", "t", r"tr V$^{-1}$S", yscale="log")
+    of.plot.panel(left, title, "t", "tr S", legend="best", yscale="log")
+    of.plot.panel(right, "the Lyapunov function, which cannot grow", "t", r"tr V$^{-1}$S", yscale="log")
     return fig
 
 

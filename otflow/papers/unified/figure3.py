@@ -205,9 +205,7 @@ def _bars(ax: Any, found: RankRun) -> None:
     title = f"{NAMES[figure]}, $d$ = {d}, {values}" + f"; Euler: {lost} diverge" * (lost > 0)
     of.plot.ranks(found.series, d=d, ax=ax, width=0.86)
     ax.get_legend().remove()  # there is one for the whole figure
-    ax.set_title(title, fontsize=9)
-    ax.set(
-        xlabel="rank of the limit (shaded: ceil(d/2))" if row == 2 else "", ylabel="flows" if d == 3 else ""
-    )
-    ax.set_ylim(0, 1.12 * len(found.settled))
+    # Labels on the outer panels only; those that the bars came with go.
+    ax.set(xlabel="rank of the limit (shaded: ceil(d/2))" * (row == 2), ylabel="flows" * (d == 3))
+    of.plot.panel(ax, title, ylim=(0, 1.12 * len(found.settled)))
     ax.axvspan(half - 0.5, half + 0.5, color=of.plot.FAINT, alpha=0.35, lw=0, zorder=-1)
