@@ -41,7 +41,6 @@ from otflow.closed_forms.energies import (
 )
 from otflow.closed_forms.entropic import (
     debiased_rate,
-    debiased_rate_erratum,
     entropic_cross,
     entropic_value,
     heat_path,
@@ -60,7 +59,6 @@ from otflow.closed_forms.rates import (
     l2_rate,
     multihead_rate,
     sinkhorn_cross,
-    sinkhorn_poster_rate,
     sinkhorn_rate,
     sinkhorn_rate_inverse_left,
     sinkhorn_rate_inverse_right,
@@ -97,7 +95,6 @@ __all__ = [
     "barenblatt_radius",
     "barenblatt_radius_step",
     "debiased_rate",
-    "debiased_rate_erratum",
     "entropic_cross",
     "entropic_value",
     "fokker_planck",
@@ -126,7 +123,6 @@ __all__ = [
     "sinkhorn_descent",
     "sinkhorn_displacement",
     "sinkhorn_energy",
-    "sinkhorn_poster_rate",
     "sinkhorn_rate",
     "sinkhorn_rate_inverse_left",
     "sinkhorn_rate_inverse_right",

@@ -72,21 +72,6 @@ def debiased_rate(S: Any, eps: float) -> Tensor:
     return sqrtm(16 * S + square) - sqrtm(16 * S @ S + square)
 
 
-def debiased_rate_erratum(S: Any, eps: float) -> Tensor:
-    """ERRATUM, a wrong formula kept for comparison: 4 (S + e)^(1/2) - 2 (S^2 + e)^(1/2) - 2 S - eps / 2.
-
-    Here e = eps^2 / 16. The row on the debiased divergence to N(0, I) in the catalogue of covariance flows in
-    Peyré's book Optimal Transport for Machine Learners; `debiased_rate` is right. The book's exceeds it by
-    2 (S^2 + e)^(1/2) - 2 S - eps / 2, which vanishes at S = 0 and as eps -> 0 only.
-
-    >>> debiased_rate_erratum([[0.0]], 2.0).item(), round(debiased_rate_erratum([[1.0]], 2.0).item(), 6)
-    (0.0, -0.763932)
-    """
-    S = matrices.covariance(S, "S")
-    e = checks.positive(eps, "eps") ** 2 / 16 * eye(S)
-    return 4 * sqrtm(S + e) - 2 * sqrtm(S @ S + e) - 2 * S - eps / 2 * eye(S)
-
-
 def score(S: Any) -> Tensor:
     """-S^-1: the slope of x -> grad log rho(x) for rho = N(0, S), S > 0, (*batch, d, d).
 

@@ -123,23 +123,6 @@ def sinkhorn_rate_inverse_left(S: Any, A: Any, V: Any, *, eps: float = 1.0) -> T
     return b * _both(V @ solve(A.mT, solve(S, _bracket(S, A.mT, b)) @ S))
 
 
-def sinkhorn_poster_rate(S: Any, A: Any, V: Any) -> Tensor:
-    """ERRATUM, a wrong formula kept for comparison: V X S^-1 A^-T S + (the same)^T, X as below.
-
-    X = (R (4 R A S A^T R + I)^(1/2) R^-1 - I) / 2, R = S^(1/2), as printed on a poster of Castin et al. 2025.
-    Two things are wrong with it. S^-1 and A^-T stand in the wrong order: V X A^-T S^-1 S is meant, see
-    `sinkhorn_rate_inverse_right`, and the two agree where S and A commute. And its constants 1/2 and 4 are
-    those of the kernel exp(Ax.y), while the kernel given there, exp(-|Qx - Ky|^2), has the scaling of
-    exp(2 Ax.y) and needs 1/4 and 16: scaling removes all factors of x alone and of y alone, so that of
-    exp(-b |Qx - Ky|^2 / 2) only exp(b Ax.y) is left, with 1 / (2b) and 4 b^2 in X.
-
-    >>> round(sinkhorn_poster_rate([[1.0]], [[1.0]], [[1.0]]).item(), 12)
-    1.2360679775
-    """
-    S, A, V, b = _regular(S, A, V)
-    return _both(V @ _bracket(S, A, b) @ solve(S, solve(A.mT, S)))
-
-
 def _regular(S: Any, A: Any, V: Any, eps: float = 1.0) -> tuple[Tensor, Tensor, Tensor, float]:
     """S > 0, an invertible A, V, and b = 1 / eps."""
     S = matrices.positive_definite(S, "S")

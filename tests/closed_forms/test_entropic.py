@@ -12,6 +12,7 @@ from torch import Tensor
 import otflow.closed_forms as cf
 from otflow.base.errors import InputError
 from otflow.measures import Gaussian
+from otflow.papers.unified import printed
 from otflow.transport import bures, entropic_bures_wasserstein, gaussian_sinkhorn_divergence
 
 
@@ -75,14 +76,14 @@ def test_the_debiased_flow_descends_the_divergence_and_the_printed_one_does_not(
     root, _ = roots(d, d)
     S, expected = root @ root.mT, descent(root, eps)
     torch.testing.assert_close(cf.debiased_rate(S, eps), expected, rtol=1e-7, atol=1e-7)
-    wrong = cf.debiased_rate_erratum(S, eps)
+    wrong = printed.debiased_rate_erratum(S, eps)
     assert ((wrong - expected).norm(dim=(-1, -2)) > 1e-3 * expected.norm(dim=(-1, -2))).all()
 
 
 def test_only_the_right_debiased_flow_stands_still_at_its_target() -> None:
     eye = torch.eye(3, dtype=torch.float64)
     assert cf.debiased_rate(eye, 0.7).norm() < 1e-14
-    assert cf.debiased_rate_erratum(eye, 0.7).norm() > 0.1
+    assert printed.debiased_rate_erratum(eye, 0.7).norm() > 0.1
 
 
 def slope(S: float, eps: float, scale: bool) -> float:
@@ -144,7 +145,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "value": lambda S: cf.entropic_value(S, torch.eye(3), 0.7),
     "cross": lambda S: cf.entropic_cross(S, torch.eye(3), 0.7),
     "debiased": lambda S: cf.debiased_rate(S, 0.7),
-    "erratum": lambda S: cf.debiased_rate_erratum(S, 0.7),
+    "erratum": lambda S: printed.debiased_rate_erratum(S, 0.7),
     "score": cf.score,
     "l2": lambda S: cf.l2_displacement(S, 0.7),
     "sinkhorn": lambda S: cf.sinkhorn_displacement(S, 0.7),
@@ -177,6 +178,6 @@ def test_wrong_input_is_refused() -> None:
 def test_the_printed_flow_is_off_by_what_its_docstring_says(eps: float) -> None:
     s = np.array([0.0, 0.2, 1.0, 7.0])
     excess = (
-        cf.debiased_rate_erratum(s[:, None, None], eps) - cf.debiased_rate(s[:, None, None], eps)
+        printed.debiased_rate_erratum(s[:, None, None], eps) - cf.debiased_rate(s[:, None, None], eps)
     ).flatten()
     np.testing.assert_allclose(excess, 2 * np.sqrt(s**2 + eps**2 / 16) - 2 * s - eps / 2, atol=1e-13)

@@ -13,6 +13,7 @@ import torch
 
 import otflow.closed_forms as cf
 from otflow.base.errors import InputError
+from otflow.papers.unified import printed
 
 EYE = np.eye(2)
 CALLS: dict[str, Callable[[Any], torch.Tensor]] = {
@@ -34,7 +35,7 @@ CALLS: dict[str, Callable[[Any], torch.Tensor]] = {
     "sinkhorn_cross": lambda S: cf.sinkhorn_cross(S, EYE),
     "sinkhorn_rate_inverse_left": lambda S: cf.sinkhorn_rate_inverse_left(S, EYE, EYE),
     "sinkhorn_rate_inverse_right": lambda S: cf.sinkhorn_rate_inverse_right(S, EYE, EYE),
-    "sinkhorn_poster_rate": lambda S: cf.sinkhorn_poster_rate(S, EYE, EYE),
+    "sinkhorn_poster_rate": lambda S: printed.sinkhorn_poster_rate(S, EYE, EYE),
     "softmax_energy": lambda S: cf.softmax_energy(S, EYE),
     "softmax_descent": lambda S: cf.softmax_descent(S, EYE),
     "multihead_energy": lambda S: cf.multihead_energy(S, EYE[None]),
@@ -49,7 +50,7 @@ CALLS: dict[str, Callable[[Any], torch.Tensor]] = {
     "entropic_value": lambda S: cf.entropic_value(S, EYE, 1.0),
     "entropic_cross": lambda S: cf.entropic_cross(S, EYE, 1.0),
     "debiased_rate": lambda S: cf.debiased_rate(S, 1.0),
-    "debiased_rate_erratum": lambda S: cf.debiased_rate_erratum(S, 1.0),
+    "debiased_rate_erratum": lambda S: printed.debiased_rate_erratum(S, 1.0),
     "score": cf.score,
     "l2_displacement": lambda S: cf.l2_displacement(S, 1.0),
     "sinkhorn_displacement": lambda S: cf.sinkhorn_displacement(S, 1.0),
@@ -97,7 +98,8 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 def test_every_public_function_is_called_here() -> None:
-    assert set(CALLS) | WITHOUT == set(cf.__all__)
+    wrong = {"sinkhorn_poster_rate", "debiased_rate_erratum"}  # formulas as printed, in papers.unified
+    assert set(CALLS) | WITHOUT == set(cf.__all__) | wrong
 
 
 @pytest.mark.parametrize("name", CALLS)

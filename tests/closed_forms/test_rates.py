@@ -10,6 +10,7 @@ import torch
 
 import otflow.closed_forms as cf
 from otflow.base.errors import InputError
+from otflow.papers.unified import printed
 
 Kernel = Callable[[np.ndarray, np.ndarray], np.ndarray]
 DIMENSIONS = [1, 2, 3, 6]
@@ -113,16 +114,16 @@ def test_sinkhorn_holds_for_a_singular_covariance_as_the_limit_of_regular_ones()
 @pytest.mark.parametrize("seed", range(5))
 def test_the_rate_of_the_poster_is_wrong_unless_covariance_and_scores_commute(seed: int) -> None:
     S, A, V = random(seed, 3, "S", "A", "V")
-    right, poster = cf.sinkhorn_rate(S, A, V), cf.sinkhorn_poster_rate(S, A, V)
+    right, poster = cf.sinkhorn_rate(S, A, V), printed.sinkhorn_poster_rate(S, A, V)
     assert (right - poster).norm() > 0.1 * right.norm()
     B = 0.3 * S @ S - 2 * S + np.eye(3)  # commutes with S
-    right, poster = cf.sinkhorn_rate(S, B, V), cf.sinkhorn_poster_rate(S, B, V)
+    right, poster = cf.sinkhorn_rate(S, B, V), printed.sinkhorn_poster_rate(S, B, V)
     torch.testing.assert_close(right, poster, rtol=1e-8, atol=1e-9)
     # Its own kernel exp(-|Qx - Ky|^2) is exp(2 Ax.y) up to scaling, and its velocity has no factor 1 / eps.
     # With S A = I / 2 all correlations are 2 / (1 + sqrt(5)) for the latter, and sqrt(2) - 1 for exp(Ax.y).
     own, poster = (
         f(S, np.linalg.inv(S) / 2, V)
-        for f in (lambda *x: cf.sinkhorn_rate(*x, eps=0.5) / 2, cf.sinkhorn_poster_rate)
+        for f in (lambda *x: cf.sinkhorn_rate(*x, eps=0.5) / 2, printed.sinkhorn_poster_rate)
     )
     torch.testing.assert_close(poster * 2 / (1 + 5**0.5), own * (2**0.5 - 1), rtol=1e-8, atol=1e-9)
 
@@ -147,7 +148,7 @@ RATES: dict[str, Callable[..., torch.Tensor]] = {
     "sinkhorn": cf.sinkhorn_rate,
     "left": cf.sinkhorn_rate_inverse_left,
     "right": cf.sinkhorn_rate_inverse_right,
-    "poster": cf.sinkhorn_poster_rate,
+    "poster": printed.sinkhorn_poster_rate,
     "l2": lambda S, A, V: cf.l2_rate(S, A, A, V),
     "multihead": lambda S, A, V: cf.multihead_rate(S, A[..., None, :, :], V[..., None, :, :]),
     "path": lambda S, A, V: cf.softmax_path(S, -A @ A.mT, 1.0) @ V,
@@ -182,7 +183,7 @@ def test_the_sinkhorn_rate_can_be_differentiated_where_singular_values_meet() ->
 
 def test_singular_matrices_are_refused_by_the_forms_with_inverses() -> None:
     singular, eye = np.diag([1.0, 0.0]), np.eye(2)
-    for f in (cf.sinkhorn_rate_inverse_left, cf.sinkhorn_rate_inverse_right, cf.sinkhorn_poster_rate):
+    for f in (cf.sinkhorn_rate_inverse_left, cf.sinkhorn_rate_inverse_right, printed.sinkhorn_poster_rate):
         with pytest.raises(InputError, match="least singular value of A"):
             f(eye, singular, eye)
         with pytest.raises(InputError, match="min eigenvalue of S"):

@@ -25,6 +25,7 @@ from otflow.papers.unified.parameters import (
     residual,
     trace,
 )
+from otflow.papers.unified.printed import debiased_rate_erratum, sinkhorn_poster_rate
 from otflow.reproduce.quadrature import Array, nodes, power, scaled
 
 BLUE, RED, GREEN, PINK = of.plot.COLOURS[:4]
@@ -50,7 +51,7 @@ def _sinkhorn(ax: Any, order: int) -> None:
     angles, dots = np.linspace(-1.2, 1.2, 61), np.linspace(-1.2, 1.2, 7)
     (x, w), A = nodes(S, order), np.stack([_turned(a) for a in angles])
     curves = {
-        "poster": (closed_forms.sinkhorn_poster_rate(S, A, V), RED),
+        "poster": (sinkhorn_poster_rate(S, A, V), RED),
         "order mended": (closed_forms.sinkhorn_rate(S, A, V), BLUE),
         "constants mended too": (closed_forms.sinkhorn_rate(S, A, V, eps=0.5) / 2, GREEN),
     }
@@ -67,7 +68,7 @@ def _debiased(ax: Any, order: int) -> None:
     c, dots = np.linspace(0.0, 2.5, 101), np.linspace(0.1, 2.5, 9)
     ax.axhline(0.0, color=FAINT, linewidth=0.8)
     ax.axvline(1.0, color=FAINT, linewidth=0.8)
-    ax.plot(c, closed_forms.debiased_rate_erratum(c[:, None, None], EPS).flatten(), color=RED, label="book")
+    ax.plot(c, debiased_rate_erratum(c[:, None, None], EPS).flatten(), color=RED, label="book")
     ax.plot(c, closed_forms.debiased_rate(c[:, None, None], EPS).flatten(), color=BLUE, label="corrected")
     ax.plot(dots, [debiased(a, order) for a in dots], "o", color=BLUE, markersize=4, label="quadrature")
     title = "debiased Sinkhorn divergence to N(0, 1), eps = 2:\nthe target must stand still"

@@ -53,6 +53,7 @@ from otflow.papers.unified.parameters import (
     residual,
     trace,
 )
+from otflow.papers.unified.printed import debiased_rate_erratum, sinkhorn_poster_rate
 from otflow.papers.unified.runs import panel, reference
 from otflow.reproduce.claim import Claim, Result, Source
 from otflow.reproduce.frame import Frame
@@ -104,7 +105,7 @@ def _sinkhorn_claims(order: int) -> list[Claim]:
 
     return [
         POSTER("Sinkhorn, kernel exp(Ax.y): d/dt tr S; printed: V X S^-1 A^-T S, true: V X A^-T").erratum(
-            printed=trace(closed_forms.sinkhorn_poster_rate(S, A, V)),
+            printed=trace(sinkhorn_poster_rate(S, A, V)),
             corrected=trace(mended(S, A, V)),
             measured=measured(x @ A.T @ x.T),
             rtol=1e-5,
@@ -139,7 +140,7 @@ def _pinv_rate(a: np.ndarray) -> float:
 def _debiased_claims(order: int) -> list[Claim]:
     return [
         BOOK(f"debiased Sinkhorn divergence to N(0, 1), eps = 2: dC/dt at C = {c:g}" + words).erratum(
-            printed=closed_forms.debiased_rate_erratum([[c]], 2.0),
+            printed=debiased_rate_erratum([[c]], 2.0),
             corrected=closed_forms.debiased_rate([[c]], 2.0),
             measured=debiased(c, order),
             atol=1e-6,
