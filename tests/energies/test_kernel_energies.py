@@ -17,7 +17,7 @@ from scipy.special import k0
 import otflow as of
 from otflow.energies.kernel_interactions import ExponentialInteraction, SigmoidInteraction
 from tests import zoo
-from tests.samples import Largest, normal, slope, unit
+from tests.samples import Largest, largest, normal, rate, slope, unit
 
 W2 = of.Wasserstein()
 KINDS = [ExponentialInteraction, SigmoidInteraction]
@@ -53,18 +53,6 @@ GAUSSIANS = {
     "batched": lambda: of.Gaussian(0.5 * normal(2, 4, seed=1), 0.2 * normal(2, 4, 4, seed=2)),
     "dirac": lambda: of.Gaussian(normal(3, seed=1), np.zeros((3, 1))),
 }
-
-
-def largest(a: torch.Tensor) -> float:
-    return float(a.detach().abs().max())
-
-
-def rate(F: of.Energy, mu: of.Measure, u: of.Tangent) -> torch.Tensor:
-    """d/dt F(mu moved by tu) at t = 0, by central differences of order six."""
-    h = 2e-3 / max(1.0, *(largest(piece) for piece in u))
-    steps = {1: 0.75, 2: -0.15, 3: 1 / 60}
-    terms = [c * (F(mu.move((k * h) * u)) - F(mu.move((-k * h) * u))) / h for k, c in steps.items()]
-    return torch.stack(terms).sum(0)
 
 
 # --- clouds --------------------------------------------------------------------------------------------

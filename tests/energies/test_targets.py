@@ -16,7 +16,7 @@ import otflow as of
 from otflow.energies.targets import MMD, SinkhornDivergence, SquaredWasserstein
 from otflow.transport.discrepancy import EnergyKernel, GaussianKernel, LaplaceKernel
 from tests import zoo
-from tests.samples import Largest, hill, normal, slope, unit
+from tests.samples import Largest, hill, largest, normal, rate, slope, unit
 
 W2 = of.Wasserstein()
 
@@ -68,18 +68,6 @@ CASES += [("transport", lambda: (on_torus(12, 5), on_torus(13, 5)))]
 NAMES = [f"{e}-{m}" for e in ENERGIES for m in CLOUDS]
 NAMES += [f"{e}-gaussian_{m}" for e in ("transport", "sinkhorn") for m in GAUSSIANS] + ["transport-torus"]
 every_case = pytest.mark.parametrize(("energy", "pair"), CASES, ids=NAMES)
-
-
-def largest(a: torch.Tensor) -> float:
-    return float(a.detach().abs().max())
-
-
-def rate(F: of.Energy, mu: of.Measure, u: of.Tangent) -> torch.Tensor:
-    """d/dt F(mu moved by tu) at t = 0, by central differences of order six."""
-    h = 2e-3 / max(1.0, *(largest(piece) for piece in u))
-    steps = {1: 0.75, 2: -0.15, 3: 1 / 60}
-    terms = [c * (F(mu.move((k * h) * u)) - F(mu.move((-k * h) * u))) / h for k, c in steps.items()]
-    return torch.stack(terms).sum(0)
 
 
 # --- what all of them have in common -------------------------------------------------------------------

@@ -70,7 +70,7 @@ def _energies(ax: Any, runs: dict[str, Descent]) -> None:
         F = torch.stack([run.energy(mu) for mu in run.clouds]).numpy()
         seen = F - F[-1] > 1e-13
         ax.plot(run.t.numpy()[seen], (F - F[-1])[seen], ".-", ms=3.5, lw=0.9, color=colour, label=name)
-    scales = {"xscale": "symlog", "yscale": "log", "xlim": (0, None), "xticks": (0, 1, 10, 100)}
+    scales: Any = {"xscale": "symlog", "yscale": "log", "xlim": (0, None), "xticks": (0, 1, 10, 100)}
     of.plot.panel(
         ax, "energies fall in every step", "t", "energy above its last value", legend="lower left", **scales
     )
@@ -93,6 +93,12 @@ def _rates(ax: Any, last: dict[int, torch.Tensor]) -> None:
     ax.plot(n, radii, "o-", ms=4, color=BLUE, label="Kolmogorov's distance of radii")
     ax.plot(n, rim, "s-", ms=4, color=GREEN, label="1 - largest radius")
     ax.plot(n, 0.95 * n**-0.5, "--", lw=1, color=INK, label="$N^{-1/2}$, up to a factor")
-    ticks = {"xticks": n, "yticks": (0.03, 0.05, 0.1, 0.2), "xlim": (0.9 * n[0], 1.1 * n[-1])}
-    title, scales = "distance of the cloud to the uniform disc", {"xscale": "log", "yscale": "log"}
-    of.plot.panel(ax, title, "number of particles N", "", legend="lower left", **scales, **ticks)
+    axis: Any = {
+        "xscale": "log",
+        "yscale": "log",
+        "xticks": n,
+        "yticks": (0.03, 0.05, 0.1, 0.2),
+        "xlim": (0.9 * n[0], 1.1 * n[-1]),
+    }
+    title = "distance of the cloud to the uniform disc"
+    of.plot.panel(ax, title, "number of particles N", "", legend="lower left", **axis)

@@ -230,7 +230,7 @@ def _draw_rates(errors: Errors) -> Any:
     ax.plot(n, 1.9 * n**-0.5, "--", color=INK, linewidth=1, label="slope -0.5")
     title = "clouds against the Gaussian flow at t = 1 (root mean square over clouds)"
     words = title, "number of tokens n", "relative error of the covariance"
-    axis = {"xscale": "log", "yscale": "log", "xticks": n, "yticks": [0.03, 0.05, 0.1, 0.2, 0.3]}
+    axis: Any = {"xscale": "log", "yscale": "log", "xticks": n, "yticks": [0.03, 0.05, 0.1, 0.2, 0.3]}
     of.plot.panel(ax, *words, legend="upper right", **axis)
     return fig
 

@@ -34,7 +34,7 @@ def table(oracles: Sequence[Oracle]) -> Any:
     ax.grid(axis="x", color=FAINT, lw=0.5)
     ax.set_title("larger dots: longer steps", loc="left", x=-0.85, fontsize=8, color=INK)
     names = {y: f"{o.name}  ({o.norm.split(',')[0]})" for y, o in enumerate(reversed(oracles))}
-    limits = {"xlim": (0.5 * FLOOR, 0.5), "ylim": (-0.6, len(oracles) - 0.4)}
+    limits: Any = {"xlim": (0.5 * FLOOR, 0.5), "ylim": (-0.6, len(oracles) - 0.4)}
     above = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": 3}
     of.plot.panel(ax, x="distance at the end", legend=above, xscale="log", yticks=names, **limits)
     return fig
@@ -59,7 +59,7 @@ def _draw_blur(ax: Any, blurred: dict[str, dict[float, Blurred]], sharp: Blurred
     for end, error, style in zip(Blurred._fields, sharp, ("-", "--"), strict=True):
         ax.axhline(error, color=INK, lw=1, ls=style, label=f"without blur, to {end}")
     title = "blur can hide the error of the scheme"
-    scales = {"xscale": "log", "yscale": "log", "ylim": (1e-4, 3)}
+    scales: Any = {"xscale": "log", "yscale": "log", "ylim": (1e-4, 3)}
     tight = {"loc": "upper left", "fontsize": 6.5, "ncols": 2, "columnspacing": 0.6, "handlelength": 1.6}
     of.plot.panel(ax, title, r"$\varepsilon$", "L1 distance", legend=tight, **scales)
 
@@ -69,7 +69,7 @@ def _draw_steps(ax: Any, oracle: Oracle) -> None:
     ax.plot(tau, list(oracle.scheme.values()), "s-", ms=4, color=RED, label="scheme to equation")
     ax.plot(tau, list(oracle.solver.values()), "o-", ms=4, color=BLUE, label="solver to scheme")
     ax.plot(tau, 20 * tau, ":", color=INK, lw=1, label=r"slope 1")
-    scales = {"xscale": "log", "yscale": "log", "ylim": (3e-5, 0.6), "xticks": tau}
+    scales: Any = {"xscale": "log", "yscale": "log", "ylim": (3e-5, 0.6), "xticks": tau}
     of.plot.panel(ax, oracle.name, r"$\tau$", "L1 distance", legend="upper left", **scales)
 
 
@@ -110,5 +110,5 @@ def _draw_riesz(ax: Any, riesz: dict[int, Spread]) -> None:
     ax.axhline(exact, color=INK, lw=1, ls="--", label=r"$\pi/4$")
     ax.plot([], [], "D", ms=6, mfc="none", color=INK, label="JKO from t = 1/2")
     title = r"flow of $-\frac{1}{2}\iint|x-y|$ from a point in the plane"
-    limits = {"xlim": (0, 1.05), "ylim": (0.997 * exact, 1.003 * exact)}
+    limits: Any = {"xlim": (0, 1.05), "ylim": (0.997 * exact, 1.003 * exact)}
     of.plot.panel(ax, title, "t", "radius / t", legend={"loc": "upper right", "ncols": 2}, **limits)

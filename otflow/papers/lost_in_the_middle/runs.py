@@ -14,7 +14,7 @@ from torch import Tensor
 import otflow as of
 from otflow.papers import lost_in_the_middle as causal
 
-BETA = LAM = 1.0  # these, M words and the times are those of the paper's figure
+BETA = LAM = 1.0  # with M words and these times: the setting of the figure
 M, N = 8, 64
 TIMES = (0.25, 0.5, *np.arange(1.0, 2.05, 0.1).round(1).tolist(), 5.0)
 GRID = np.linspace(0.02, 0.98, 800)

@@ -16,7 +16,7 @@ INK = of.plot.INK
 SHOWN = (0.0, 0.15, 0.4, 1.0)  # parts of a run, in steps
 MEETING = (0.0, 0.12, 0.34, 0.56, 1.0)  # the same for two bumps, closer together about the meeting
 TICKS = (-0.4, 0.0, 0.4)
-LOGLOG = {"xscale": "log", "yscale": "log"}
+LOGLOG: Any = {"xscale": "log", "yscale": "log"}
 NARROW = {"columnspacing": 0.8, "handlelength": 1.2}  # legends of several columns
 
 
@@ -60,7 +60,7 @@ def _cuts(ax: Any, found: BarenblattRun) -> None:
         ax.plot(x[::2], middle[::2], ".", color=colour, ms=3.5)
     for style, word in (("k.", "grid"), ("k-", "exact scheme"), ("k:", "equation")):
         ax.plot([], [], style, lw=1.0, ms=3.5, label=word)
-    limits = {"xlim": (-0.5, 0.5), "ylim": (0, 1.35 * float(found.densities[0].density.max()))}
+    limits: Any = {"xlim": (-0.5, 0.5), "ylim": (0, 1.35 * float(found.densities[0].density.max()))}
     tight = {"loc": "upper center", "fontsize": 7, "ncols": 3, **NARROW}
     of.plot.panel(ax, "cut through the middle", "x", legend=tight, **limits)
 
@@ -119,5 +119,5 @@ def _orders(ax: Any, line: dict[tuple[float, str], dict[float, float]]) -> None:
     ax.plot(tau, 0.016 * tau**2, ":", color=INK, lw=1, label="slopes 1 and 2")
     title = "on the line, extrapolated in the mesh"
     tight = {"loc": "upper left", "ncols": 2, "columnspacing": 0.8}
-    scales = {**LOGLOG, "xticks": tau, "ylim": (1e-6, 0.05)}
+    scales: Any = {**LOGLOG, "xticks": tau, "ylim": (1e-6, 0.05)}
     of.plot.panel(ax, title, r"$\tau$", "W2 to the equation", legend=tight, **scales)
