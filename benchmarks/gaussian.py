@@ -32,7 +32,7 @@ def weights(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 
 def ours(Q: np.ndarray, V: np.ndarray, roots: np.ndarray) -> np.ndarray:
-    mu = of.Gaussian(np.zeros((len(roots), D)), roots)
+    mu = of.Gaussian(np.zeros((len(roots), D)), root=roots)
     traj = of.flow(mu, of.SoftmaxAttention(Q, -Q, V), of.Dopri5(RTOL, ATOL), t1=END, save_at=[0.0])
     return np.asarray(traj.stacked.coords[1][-1].numpy())
 

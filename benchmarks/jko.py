@@ -32,7 +32,7 @@ def gaussians(n: int = 1000, d: int = 8, tau: float = 0.1) -> None:
     rng = np.random.default_rng(0)
     W = rng.standard_normal((n, d, d))
     A, S = W @ W.swapaxes(-1, -2) / d, np.einsum("...ij,...kj->...ik", *[rng.standard_normal((n, d, d))] * 2)
-    mu = of.Gaussian.from_cov(np.zeros(d), S)
+    mu = of.Gaussian(np.zeros(d), cov=S)
     F = of.QuadraticPotential(A) + of.Entropy()
     ours, move = timed(lambda: of.jko_step(mu, F, tau))
     loop, covs = timed(lambda: [_step(s, a, tau) for s, a in zip(S, A, strict=True)], repeats=1)

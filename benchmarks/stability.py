@@ -43,8 +43,8 @@ def attention(x: Tensor, Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
 
 def dense(n: int = 200, d: int = 16) -> None:
     field, mu, QKV = problem(n, d, 3.0)
-    local_constant(field, mu, max_iter=1, on_failure="return")  # torch loads its forward mode
-    ours, found = timed(lambda: local_constant(field, mu))
+    local_constant(mu, field, max_iter=1, on_failure="return")  # torch loads its forward mode
+    ours, found = timed(lambda: local_constant(mu, field))
 
     def whole() -> Tensor:
         J = torch.func.jacrev(lambda x: attention(x, *QKV))(mu.x).reshape(n * d, n * d)
@@ -63,7 +63,7 @@ def dense(n: int = 200, d: int = 16) -> None:
 
 def power(n: int = 1000, d: int = 16, tol: float = 1e-5) -> None:
     field, mu, QKV = problem(n, d, 3.0)
-    ours, found = timed(lambda: local_constant(field, mu, tol=tol), repeats=2)
+    ours, found = timed(lambda: local_constant(mu, field, tol=tol), repeats=2)
     theirs, (value, steps) = timed(lambda: _power(lambda x: attention(x, *QKV), mu.x, tol), repeats=1)
     gap = abs(found.value / value - 1).item()
     each = f"{ours / found.iterations:.2f} s"
@@ -93,13 +93,13 @@ def _power(f: Callable[[Tensor], Tensor], x: Tensor, tol: float, limit: int = 50
 def large(n: int = 20_000, d: int = 64, steps: int = 3) -> None:
     field, mu, _ = problem(n, d)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    spent, found = timed(lambda: local_constant(field, mu, max_iter=steps, on_failure="return"), repeats=1)
+    spent, found = timed(lambda: local_constant(mu, field, max_iter=steps, on_failure="return"), repeats=1)
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(
         f"large   n = {n}, d = {d}: {spent / steps:.1f} s a step (one jvp, one vjp), peak memory "
         f"+{(after - before) / 1024:.0f} MB, |J| >= {found.value:.4g}, residual {found.residual:.0e}"
     )
-    bound, value = timed(lambda: data_bound(field, mu), repeats=1)
+    bound, value = timed(lambda: data_bound(mu, field), repeats=1)
     print(f"        data_bound {bound:.1f} s: |J| <= {value:.4g}")
 
 

@@ -25,7 +25,7 @@ import otflow as of
 u, w = np.stack(np.meshgrid(*[np.linspace(-1, 1, 16)] * 2), -1).reshape(-1, 2).T
 u, w = (c[u**2 + w**2 < 0.98] for c in (u, w))
 S = np.stack([np.stack([1 + u, w], -1), np.stack([w, 1 - u], -1)], -2) / 2
-start = of.Gaussian.from_cov(np.zeros(2), S)
+start = of.Gaussian(np.zeros(2), cov=S)
 
 # %%
 # First, :math:`A = -qq^\top` and :math:`V = I`. What lies along :math:`q` is used up, like :math:`1/t`; the
@@ -37,7 +37,7 @@ across = of.SoftmaxAttention(q, -q, np.eye(2))
 times = [0.0, *np.geomspace(0.01, 1e5, 60)]
 fall = of.flow(start, across, of.Dopri5(), t1=1e5, save_at=times)
 
-end = of.limit(across, start)
+end = of.limit(start, across)
 exact = of.closed_forms.softmax_limit(S, -q.T @ q)
 print("ranks of the limits:", set(end.rank.tolist()))
 print(f"distance to the closed form: {float((end.measure.cov - exact).abs().max()):.1e}")

@@ -24,13 +24,13 @@ d, members = 4, 100
 rng = np.random.default_rng(3)
 Q = rng.normal(size=(members, d // 2, d))
 field = of.SoftmaxAttention(Q, -Q, np.eye(d))
-start = of.Gaussian(np.zeros(d), rng.normal(size=(members, d, d)))
+start = of.Gaussian(np.zeros(d), root=rng.normal(size=(members, d, d)))
 
 # %%
 # `limit` stretches time, :math:`t = c\,(e^s - 1)`, so that many powers of ten cost little more than one,
 # and stops when every eigenvalue has made up its mind.
 
-end = of.limit(field, start)
+end = of.limit(start, field)
 print("all settled:", bool((end.status == "ok").all()), "- ranks:", set(end.rank.tolist()))
 A = -Q.swapaxes(1, 2) @ Q
 exact = of.closed_forms.softmax_limit(start.cov, A)

@@ -65,7 +65,7 @@ def second_moment(mu: Measure) -> Tensor:
     """int |x|^2 dmu(x) = |m|^2 + tr S, shape (*batch,).
 
     >>> import otflow as of
-    >>> second_moment(of.Gaussian([3.0, 0.0], [[2.0, 0.0], [0.0, 1.0]])).item()
+    >>> second_moment(of.Gaussian([3.0, 0.0], root=[[2.0, 0.0], [0.0, 1.0]])).item()
     14.0
     """
     if isinstance(mu, Gaussian):

@@ -48,10 +48,10 @@ def plateau(rows: int, columns: int, *batch: int, seed: int = 0) -> of.Grid:
 LIGHT = tuple(name for name in zoo.MEASURES if name not in ("gaussian", "gaussian_batched"))
 MEASURES: dict[str, Callable[[], of.Measure]] = {
     **{name: zoo.MEASURES[name] for name in LIGHT},
-    "gaussian_on_the_line": lambda: of.Gaussian([0.4], [[0.6]]),
-    "gaussian_in_the_plane": lambda: of.Gaussian(normal(2), 0.5 * np.eye(2) + 0.2 * normal(2, 2)),
-    "gaussian_with_cubature": lambda: of.Gaussian(0.3 * normal(4), 0.4 * normal(4, 4)),
-    "gaussian_batch": lambda: of.Gaussian(normal(3, 1), 0.5 + 0.1 * normal(3, 1, 1)),
+    "gaussian_on_the_line": lambda: of.Gaussian([0.4], root=[[0.6]]),
+    "gaussian_in_the_plane": lambda: of.Gaussian(normal(2), root=0.5 * np.eye(2) + 0.2 * normal(2, 2)),
+    "gaussian_with_cubature": lambda: of.Gaussian(0.3 * normal(4), root=0.4 * normal(4, 4)),
+    "gaussian_batch": lambda: of.Gaussian(normal(3, 1), root=0.5 + 0.1 * normal(3, 1, 1)),
     "grid_batched": lambda: plateau(5, 6, 2),
 }
 

@@ -61,7 +61,7 @@ def test_moments_of_a_cloud_are_those_of_numpy() -> None:
 
 def test_moments_of_a_gaussian_are_those_of_its_quadrature_nodes() -> None:
     rng = np.random.default_rng(1)
-    g = of.Gaussian(rng.normal(size=(4, 2)), rng.normal(size=(4, 2, 3)))
+    g = of.Gaussian(rng.normal(size=(4, 2)), root=rng.normal(size=(4, 2, 3)))
     nodes = of.Particles(*g.nodes())
     for f in (obs.mean, obs.covariance, obs.second_moment, obs.effective_rank):
         assert torch.allclose(f(g), f(nodes))
@@ -88,7 +88,7 @@ def test_the_effective_rank_is_zero_without_spread_and_one_on_a_line() -> None:
 
 
 def test_a_narrow_gaussian_far_from_the_origin_keeps_its_effective_rank() -> None:
-    narrow = of.Gaussian([1e6, 1e6], [[1e-20, 0.0], [0.0, 1e-20]])
+    narrow = of.Gaussian([1e6, 1e6], root=[[1e-20, 0.0], [0.0, 1e-20]])
     assert math.isclose(obs.effective_rank(narrow).item(), 2.0)
 
 
@@ -210,7 +210,7 @@ def test_along_stacks_what_depends_on_time_and_measure() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: obs.radius(of.Gaussian([0.0], [[1.0]])), "radius looks at single atoms"),
+        (lambda: obs.radius(of.Gaussian([0.0], root=[[1.0]])), "radius looks at single atoms"),
         (lambda: obs.diameter(of.Grid([0.5, 0.5], [[0.0, 1.0]])), "diameter looks at single atoms"),
         (lambda: obs.cluster_count(of.Particles([[0.0]]), 0.0), r"tol = 0\.0: a finite number > 0"),
         (lambda: obs.mean(of.Particles([[0.0]], space=of.Torus())), "moments on a torus depend on where"),

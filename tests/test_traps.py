@@ -131,7 +131,7 @@ def test_a_velocity_of_another_shape_is_refused() -> None:
 
 def test_a_measure_does_not_change_with_the_tensor_it_was_made_of() -> None:
     x = torch.ones(3, 2, dtype=torch.float64)
-    mu, g = of.Particles(x), of.Gaussian(x[0], EYE)
+    mu, g = of.Particles(x), of.Gaussian(x[0], root=EYE)
     x.zero_()
     assert bool((mu.x == 1).all())
     assert bool((g.mean == 1).all())
@@ -184,7 +184,7 @@ def test_methods_keep_their_order_across_a_jump_at_time_zero() -> None:
 
 
 def test_cubature_that_does_not_resolve_an_energy_is_refused() -> None:
-    law = of.Gaussian(np.zeros(8), np.eye(8))
+    law = of.Gaussian(np.zeros(8), root=np.eye(8))
     with pytest.raises(of.InputError, match=r"quadrature error.*degree five.*Particles"):
         of.Potential(lambda x: torch.exp(-x.square().sum(-1) / 2))(law)
     assert of.Potential(lambda x: x.square().sum(-1))(law).item() == pytest.approx(8.0, rel=1e-12)
@@ -192,10 +192,10 @@ def test_cubature_that_does_not_resolve_an_energy_is_refused() -> None:
     with pytest.raises(of.InputError, match="quadrature error"):  # not only where the value is asked for
         of.SteepestDescent(bell, of.Wasserstein())(0.0, law)
     root = np.random.default_rng(0).standard_normal((5, 5))
-    odd = of.Potential(lambda x: x[..., 0])(of.Gaussian(np.zeros(5), root))  # zero, up to rounding
+    odd = of.Potential(lambda x: x[..., 0])(of.Gaussian(np.zeros(5), root=root))  # zero, up to rounding
     assert abs(odd.item()) < 1e-14
     with pytest.raises(of.InputError, match="no atoms"):
-        of.Interaction(lambda x, y: -(x - y).abs().sum(-1), diagonal=False)(of.Gaussian([0.0], [[1.0]]))
+        of.Interaction(lambda x, y: -(x - y).abs().sum(-1), diagonal=False)(of.Gaussian([0.0], root=[[1.0]]))
 
 
 @pytest.mark.slow(but_for=["stepper0-*", "stepper1-None-field1"])
@@ -257,7 +257,7 @@ def test_the_contraction_has_a_finite_derivative_for_huge_matrices() -> None:
 
 
 def test_a_linear_perceptron_keeps_gaussians_gaussian() -> None:
-    law, block = of.Gaussian([1.0, 2.0], EYE), of.Perceptron(-EYE, EYE, [0.5, 0.0], activation=None)
+    law, block = of.Gaussian([1.0, 2.0], root=EYE), of.Perceptron(-EYE, EYE, [0.5, 0.0], activation=None)
     mean, root = block(0.0, law)
     assert mean.tolist() == [-1.5, -2.0]
     assert torch.equal(root, -EYE)

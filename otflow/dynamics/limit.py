@@ -83,8 +83,8 @@ class Limit:
 
 
 def limit(
-    field: VelocityField,
     mu0: Gaussian,
+    field: VelocityField,
     *,
     tol: float = 1e-7,
     decades: int = 40,
@@ -103,8 +103,8 @@ def limit(
     looser tolerances (1e-4 and 1e-5, say) are above rounding.
 
     Args:
-        field: a field that is affine on Gaussians.
         mu0: where to start; any batch.
+        field: a field that is affine on Gaussians.
         tol: change of the covariance at which to stop.
         decades: how many powers of ten of time to follow, from the time scale of the start on.
         rtol: accuracy of the steps of `Dopri5`. Laws on which these stay short, because of modes that decay
@@ -112,9 +112,9 @@ def limit(
         max_steps: limit on the steps of each kind.
         on_failure: "raise" raises `ConvergenceError`, which carries the result, where there is no verdict.
 
-    >>> import otflow as of
+    >>> import torch, otflow as of
     >>> field = of.SoftmaxAttention([[1.0, 0.0]], [[-1.0, 0.0]], torch.eye(2).double())  # A = -e1 e1^T
-    >>> of.limit(field, of.Gaussian([0.0, 0.0], torch.eye(2).double())).measure.cov
+    >>> of.limit(of.Gaussian([0.0, 0.0], root=torch.eye(2).double()), field).measure.cov
     tensor([[0., 0.],
             [0., 1.]], dtype=torch.float64)
     """

@@ -39,7 +39,7 @@ class SquaredScores(MatrixEnergy):
         A: (d, d).
 
     >>> import otflow as of
-    >>> mu = of.Gaussian([0.0], [[2.0]])
+    >>> mu = of.Gaussian([0.0], root=[[2.0]])
     >>> F = SquaredScores([[0.5]])
     >>> F(mu).item()
     1.0
@@ -74,7 +74,7 @@ class SelfTransport(MatrixEnergy):
         tol, max_iter, engine: for particles, as in `sinkhorn`.
 
     >>> import otflow as of
-    >>> mu = of.Gaussian([1.0], [[0.0]])
+    >>> mu = of.Gaussian([1.0], root=[[0.0]])
     >>> SelfTransport([[3.0]])(mu).item()
     1.5
     >>> cloud = of.Particles([[0.0], [1.0], [5.0]])
@@ -127,7 +127,7 @@ class L2Energy(Energy):
         c: the ratio of queries to keys.
 
     >>> import otflow as of
-    >>> mu = of.Gaussian([0.0], [[1.0]])
+    >>> mu = of.Gaussian([0.0], root=[[1.0]])
     >>> of.SteepestDescent(L2Energy([[1.0]], 3.0), of.Wasserstein())(0.0, mu)[1].item()
     -6.0
     >>> of.L2Attention([[3.0]], [[1.0]], [[-3.0]])(0.0, mu)[1].item()

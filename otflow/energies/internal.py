@@ -52,7 +52,7 @@ class Entropy(Internal):
 
     >>> import otflow as of, math
     >>> F = Entropy()
-    >>> round(F(of.Gaussian([0.0], [[1.0]])).item() + math.log(2 * math.pi * math.e) / 2, 12)
+    >>> round(F(of.Gaussian([0.0], root=[[1.0]])).item() + math.log(2 * math.pi * math.e) / 2, 12)
     0.0
     """
 

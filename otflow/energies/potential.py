@@ -21,7 +21,7 @@ class Potential(Energy):
     >>> from otflow import Gaussian
     >>> import numpy as np
     >>> F = Potential(lambda x: x.square().sum(-1))
-    >>> round(F(Gaussian.from_cov(np.zeros(2), np.diag([4.0, 1.0]))).item(), 10)
+    >>> round(F(Gaussian(np.zeros(2), cov=np.diag([4.0, 1.0]))).item(), 10)
     5.0
     """
 

@@ -59,7 +59,7 @@ class GaussianProjection(TokenField):
 
     >>> import otflow as of
     >>> relu = of.Perceptron(W=[[1.0]], U=[[1.0]])
-    >>> mean, root = of.GaussianProjection(relu)(0.0, of.Gaussian([0.0], [[2.0]]))
+    >>> mean, root = of.GaussianProjection(relu)(0.0, of.Gaussian([0.0], root=[[2.0]]))
     >>> round(mean.item() / 2 * (2 * 3.141592653589793) ** 0.5, 12), round(root.item(), 12)
     (1.0, 1.0)
 
@@ -335,7 +335,7 @@ def _over_nodes(field: TokenField, t: Tensor, mu: Gaussian) -> Tangent:
     """The field of the law's quadrature nodes, refused unless another root gives the same."""
     r = mu.root.shape[-1]
     if r not in AXIS:
-        remedy = "pass Gaussian.from_cov(mean, cov) if d is less, or use Particles"
+        remedy = "pass Gaussian(mean, cov=cov) if d is less, or use Particles"
         checks.fail("root.shape", tuple(mu.root.shape), f"quadrature goes up to {max(AXIS)} columns", remedy)
     v, sizes = _cloud(field, t, mu)
     with torch.no_grad():

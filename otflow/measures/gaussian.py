@@ -23,7 +23,7 @@ HERMITE = {1: 32, 2: 24, 3: 12}
 
 @dataclass(frozen=True, eq=False)
 class Gaussian(Measure):
-    """N(m, R R^T), with mean m and root R.
+    """N(m, S) with mean m and covariance S = R R^T, given by S or by its root R and held by the root.
 
     A root rather than a covariance: positive semidefinite by construction, harmless when the rank
     collapses, autograd on it is the Bures-Wasserstein gradient, and an explicit step (I + hB) R is a
@@ -31,10 +31,13 @@ class Gaussian(Measure):
 
     Args:
         mean: (*batch, d).
-        root: (*batch, d, r), any r >= 1.
+        cov: covariance (*batch, d, d), which may be singular; its symmetric root is taken.
+        root: instead of it, a root (*batch, d, r), any r >= 1.
+        tol: eigenvalues of ``cov`` down to -tol times the largest one are taken for rounding and set to zero;
+            by default 1e-10 in float64 and 1e-5 in float32.
 
     >>> import numpy as np
-    >>> g = Gaussian.from_cov(np.zeros(2), np.diag([4.0, 1.0]))
+    >>> g = Gaussian(np.zeros(2), cov=np.diag([4.0, 1.0]))
     >>> g.cov
     tensor([[4., 0.],
             [0., 1.]], dtype=torch.float64)
@@ -45,40 +48,28 @@ class Gaussian(Measure):
     root: Tensor
     rule: int = 0  # which cubature the nodes use beyond three axes
 
-    def __init__(self, mean: Any, root: Any) -> None:
+    def __init__(self, mean: Any, *, cov: Any = None, root: Any = None, tol: float | None = None) -> None:
         mean = checks.tensor(mean, "mean").clone()  # so that no later change of it changes the measure
-        root = checks.alike(checks.tensor(root, "root").clone(), "root", mean, "mean")
+        remedy = "pass Gaussian(mean, cov=S) or Gaussian(mean, root=R), S = R R^T"
+        given = [name for name, value in (("cov", cov), ("root", root)) if value is not None]
+        checks.require(len(given) == 1, "given", given, "one of cov and root is needed", remedy)
+        root = checks.tensor(root, "root").clone() if cov is None else _root(cov, tol)
+        root = checks.alike(root, given[0], mean, "mean")
+        name, needed = (f"{given[0]}.shape", "(*batch, d, r)" if cov is None else "(*batch, d, d)")
         checks.require(
             mean.ndim >= 1 and root.ndim >= 2 and 0 not in root.shape and root.shape[-2] == mean.shape[-1],
-            "root.shape",
+            name,
             root.shape,
-            f"(*batch, d, r) is needed, mean has shape {tuple(mean.shape)}",
-            "let root have one row per coordinate of the mean",
+            f"{needed} is needed, mean has shape {tuple(mean.shape)}",
+            f"let {given[0]} have one row per coordinate of the mean",
         )
         rule = f"its batch axes do not match those of mean, {tuple(mean.shape)}"
-        batch = checks.common(
-            mean.shape[:-1], root.shape[:-2], "root.shape", root.shape, rule, "make them broadcast"
-        )
+        batch = checks.common(mean.shape[:-1], root.shape[:-2], name, root.shape, rule, "make them broadcast")
         self._set(mean.expand(*batch, mean.shape[-1]), root.expand(*batch, *root.shape[-2:]))
 
     def _set(self, mean: Tensor, root: Tensor) -> None:
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "root", root)
-
-    @classmethod
-    def from_cov(cls, mean: Any, cov: Any, *, tol: float | None = None) -> Self:
-        """The Gaussian with this covariance, which may be singular.
-
-        Eigenvalues down to -tol times the largest one are taken for rounding and set to zero; by default
-        tol is 1e-10 in float64 and 1e-5 in float32.
-        """
-        cov = checks.tensor(cov, "cov")
-        if cov.ndim < 2 or cov.shape[-1] != cov.shape[-2] or 0 in cov.shape:
-            rule = "a covariance has shape (*batch, d, d), d >= 1"
-            checks.fail("cov.shape", tuple(cov.shape), rule, "pass a square matrix")
-        if tol is None:
-            tol = 1e-10 if cov.dtype == torch.float64 else 1e-5
-        return cls(mean, _root(cov, tol))
 
     @property
     def cov(self) -> Tensor:
@@ -150,8 +141,14 @@ class Gaussian(Measure):
         return f"Gaussian(d={self.d}{batch})"
 
 
-def _root(cov: Tensor, tol: float) -> Tensor:
+def _root(cov: Any, tol: float | None) -> Tensor:
     """The symmetric root: the one that depends continuously on the covariance."""
+    cov = checks.tensor(cov, "cov")
+    rule = "a covariance has shape (*batch, d, d), d >= 1"
+    square = cov.ndim >= 2 and cov.shape[-1] == cov.shape[-2] and 0 not in cov.shape
+    checks.require(square, "cov.shape", cov.shape, rule, "pass a square matrix")
+    if tol is None:
+        tol = 1e-10 if cov.dtype == torch.float64 else 1e-5
     return sqrtm(semidefinite(of_covariance(cov, "cov"), "cov", tol))
 
 

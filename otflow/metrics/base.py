@@ -159,6 +159,6 @@ def _(mu: Gaussian, nu: Measure) -> Tangent:
     mean, root = checks.instance(nu, Gaussian, "nu").coords
     if root.shape[-1] > mu.root.shape[-1]:
         rule = f"a move keeps the {mu.root.shape[-1]} columns of the root of mu"
-        remedy = "give both roots as many columns, with Gaussian.from_cov"
+        remedy = "give both roots as many columns, with Gaussian(mean, cov=...)"
         checks.fail("nu.root.shape", tuple(root.shape), rule, remedy)
     return Tangent([mean - mu.mean, procrustes(mu.root, widen(root, mu.root.shape[-1]))])

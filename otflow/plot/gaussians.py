@@ -62,7 +62,7 @@ def ellipses(
 
     >>> import otflow as of
     >>> _, axes = of.plot.figure()
-    >>> ellipses(of.Gaussian([0.0, 0.0], [[2.0, 0.0], [0.0, 1.0]]), ax=axes[0, 0]) is axes[0, 0]
+    >>> ellipses(of.Gaussian([0.0, 0.0], root=[[2.0, 0.0], [0.0, 1.0]]), ax=axes[0, 0]) is axes[0, 0]
     True
     """
     if not 0 < level < 1:
@@ -107,7 +107,7 @@ def disk(
 
     >>> import otflow as of
     >>> _, axes = of.plot.figure()
-    >>> disk(of.Gaussian([0.0, 0.0], [[2.0, 0.0], [0.0, 1.0]]), ax=axes[0, 0]) is axes[0, 0]
+    >>> disk(of.Gaussian([0.0, 0.0], root=[[2.0, 0.0], [0.0, 1.0]]), ax=axes[0, 0]) is axes[0, 0]
     True
     """
     path = _path(source)
@@ -148,7 +148,7 @@ def cone(
 
     >>> import otflow as of
     >>> _, axes = of.plot.figure(spatial=True)
-    >>> ax = cone(of.Gaussian([0.0, 0.0], [[2.0, 0.0], [0.0, 1.0]]), ax=axes[0, 0], top=6.0)
+    >>> ax = cone(of.Gaussian([0.0, 0.0], root=[[2.0, 0.0], [0.0, 1.0]]), ax=axes[0, 0], top=6.0)
     >>> float(ax.get_zlim()[1])
     6.0
     """
@@ -196,7 +196,7 @@ def _outline(mu: Measure, radius: float) -> np.ndarray:
     if not isinstance(mu, Gaussian):
         checks.fail("mu_or_traj", repr(mu), "ellipses show Gaussians", "use otflow.plot.particles")
     if mu.d != 2:
-        remedy = "take a marginal: Gaussian(mu.mean[..., :2], mu.root[..., :2, :])"
+        remedy = "take a marginal: Gaussian(mu.mean[..., :2], root=mu.root[..., :2, :])"
         checks.fail("d", mu.d, "ellipses are drawn in the plane", remedy)
     values, vectors = np.linalg.eigh(array(mu.cov).reshape(-1, 2, 2))
     axes = radius * vectors * np.sqrt(values.clip(min=0))[:, None, :]
@@ -216,7 +216,7 @@ def _path(source: Measure | Trajectory) -> _Path:
     if not isinstance(mu, Gaussian):
         checks.fail("source", repr(mu), "Gaussians are needed", "use otflow.plot.particles or trails")
     if mu.d != 2:
-        remedy = "take a marginal: Gaussian(mu.mean[..., :2], mu.root[..., :2, :])"
+        remedy = "take a marginal: Gaussian(mu.mean[..., :2], root=mu.root[..., :2, :])"
         checks.fail("d", mu.d, "covariances of the plane are needed", remedy)
     root = array(mu.root)
     return _Path(root.reshape(len(root), -1, 2, root.shape[-1]), np.asarray(status).reshape(-1))

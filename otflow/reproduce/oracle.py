@@ -49,7 +49,7 @@ def final(
 ) -> M:
     """Where mu is after the time `length`, by JKO unless told otherwise; an energy stands for its descent.
 
-    >>> final(of.Gaussian([0.0], [[1.0]]), of.QuadraticPotential([[1.0]], [4.0]), 1.0, 1.0).mean.item()
+    >>> final(of.Gaussian([0.0], root=[[1.0]]), of.QuadraticPotential([[1.0]], [4.0]), 1.0, 1.0).mean.item()
     2.0
     """
     field = of.SteepestDescent(flow, of.Wasserstein()) if isinstance(flow, of.Energy) else flow

@@ -43,8 +43,8 @@ class LocalConstant:
 
 
 def local_constant(
-    field: VelocityField,
     mu: Particles,
+    field: VelocityField,
     t: float = 0.0,
     *,
     tol: float = 1e-6,
@@ -62,8 +62,8 @@ def local_constant(
     carries no graph. On a sphere J is the covariant derivative.
 
     Args:
-        field, t: any velocity field, and when.
         mu: a cloud without tokens of weight zero.
+        field, t: any velocity field, and when.
         tol: on the residual; at least 100 rounding errors of the dtype of mu.
         max_iter: limit on the steps.
         basis: how many directions are kept; when they are all there, the best half stays.
@@ -73,7 +73,7 @@ def local_constant(
 
     >>> import otflow as of
     >>> field = of.SoftmaxAttention([[0.0]], [[0.0]], [[3.0]])  # the mean, times three
-    >>> local_constant(field, of.Particles([[0.0], [1.0], [5.0]]))
+    >>> local_constant(of.Particles([[0.0], [1.0], [5.0]]), field)
     LocalConstant(3, residual ...)
     """
     J = Jacobian(checks.instance(field, VelocityField, "field"), detached(mu), t)

@@ -174,7 +174,7 @@ def _crowding(gap: Tensor, log_n: float | Tensor) -> Tensor:
     return -torch.logaddexp(-log_n, torch.log(-torch.expm1(-log_n)) - gap)
 
 
-def data_bound(field: VelocityField, mu: Particles, t: float = 0.0) -> Tensor:
+def data_bound(mu: Particles, field: VelocityField, t: float = 0.0) -> Tensor:
     """r_V r_A / 4 + (c (|V|^2 + R^2 r_V^2 / 4))^(1/2), a bound of |J| at one cloud, (*batch,).
 
     R = max |Ax_i|, and r, r_V, r_A are the diameters of the tokens, of {V x_i} and of {A^T x_i};
@@ -190,7 +190,7 @@ def data_bound(field: VelocityField, mu: Particles, t: float = 0.0) -> Tensor:
     >>> I = [[1.0, 0.0], [0.0, 1.0]]
     >>> field = of.SoftmaxAttention([[0.0, 8.0], [0.0, 0.0]], I, I)
     >>> mu = of.Particles([[-1.0, 0.0], [1.0, 0.0]])
-    >>> round(data_bound(field, mu).item(), 6), round(local_constant(field, mu).value.item(), 6)
+    >>> round(data_bound(mu, field).item(), 6), round(local_constant(mu, field).value.item(), 6)
     (9.0, 8.123106)
     """
     mu = detached(mu)

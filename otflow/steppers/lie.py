@@ -20,7 +20,7 @@ class Lie(Stepper):
     long the step; an explicit step, (I + hB) S (I + hB)^T, may destroy it or overshoot. Order 1.
 
     >>> import otflow as of
-    >>> mu = of.Gaussian([0.0], [[1.0]])
+    >>> mu = of.Gaussian([0.0], root=[[1.0]])
     >>> of.flow(mu, of.Perceptron([[-1.0]], [[1.0]], activation=None), of.Lie(), t1=9.0, dt=9.0).final.root
     tensor([[0.0001]], dtype=torch.float64)
     """

@@ -41,7 +41,7 @@ class Rosenbrock(Adaptive):
 
     >>> import otflow as of
     >>> decay = of.Perceptron([[-1e6, 0.0], [0.0, -1.0]], [[1.0, 0.0], [0.0, 1.0]], activation=None)
-    >>> traj = of.flow(of.Gaussian([1.0, 1.0], [[1.0], [1.0]]), decay, of.Rosenbrock(), t1=1.0)
+    >>> traj = of.flow(of.Gaussian([1.0, 1.0], root=[[1.0], [1.0]]), decay, of.Rosenbrock(), t1=1.0)
     >>> traj.steps < 1000, traj.final.mean
     (True, tensor([0.0000, 0.3679], dtype=torch.float64))
     """

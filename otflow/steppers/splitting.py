@@ -32,7 +32,7 @@ class ForwardBackward(Stepper):
     >>> import otflow as of
     >>> V, H = of.QuadraticPotential([[1.0]]), of.Entropy()
     >>> field = of.SteepestDescent(V + H, of.Wasserstein())
-    >>> traj = of.flow(of.Gaussian([1.0], [[1.0]]), field, of.ForwardBackward(V), t1=1.0, dt=0.5)
+    >>> traj = of.flow(of.Gaussian([1.0], root=[[1.0]]), field, of.ForwardBackward(V), t1=1.0, dt=0.5)
     >>> round(traj.final.mean.item(), 6)
     0.25
     """

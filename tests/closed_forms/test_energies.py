@@ -107,7 +107,7 @@ def test_the_sinkhorn_energy_is_the_entropic_cost_of_a_law_to_itself(d: int) -> 
     rng, eps = np.random.default_rng(d), 0.4
     S, P = covariance(rng, d), torch.as_tensor(rng.standard_normal((d, d)))
     image = P @ S @ P.mT
-    mu = Gaussian.from_cov(torch.zeros(d, dtype=torch.float64), image)
+    mu = Gaussian(torch.zeros(d, dtype=torch.float64), cov=image)
     cost = entropic_bures_wasserstein(mu, mu, 2 * eps).regularised_cost / 2 - image.trace()
     torch.testing.assert_close(cf.sinkhorn_energy(S, P.mT @ P, eps=eps), -cost / (2 * eps))
 

@@ -29,7 +29,12 @@ def rate(kind: str, S: Array, Q: Array, K: Array, V: Array) -> torch.Tensor:
 def draw(seed: int, d: int, k: int, r: int) -> tuple[Array, Array, Array, of.Gaussian]:
     rng = np.random.default_rng(seed)
     Q, K, V = (rng.standard_normal((20, *shape)) / np.sqrt(d) for shape in ((k, d), (k, d), (d, d)))
-    return Q, K, V, of.Gaussian(rng.standard_normal((20, d)), rng.standard_normal((20, d, r)) / np.sqrt(r))
+    return (
+        Q,
+        K,
+        V,
+        of.Gaussian(rng.standard_normal((20, d)), root=rng.standard_normal((20, d, r)) / np.sqrt(r)),
+    )
 
 
 @pytest.mark.parametrize("rank", ["full", "thin", "singular"])
@@ -53,7 +58,7 @@ def test_right_hand_sides_equal_quadrature_of_the_definition_to_ten_digits(kind:
     for seed in range(3):
         rng = np.random.default_rng(seed)
         Q, K, V = (0.5 * rng.standard_normal((d, d)) for _ in range(3))
-        mu = of.Gaussian(0.5 * rng.standard_normal(d), 0.4 * rng.standard_normal((d, d)))
+        mu = of.Gaussian(0.5 * rng.standard_normal(d), root=0.4 * rng.standard_normal((d, d)))
         z = rng.standard_normal((5, d))
         y, w = hermite(mu, 30 if kind == "sinkhorn" else 48)
         points = mu.mean.numpy() + z @ mu.root.numpy().T
@@ -64,7 +69,7 @@ def test_right_hand_sides_equal_quadrature_of_the_definition_to_ten_digits(kind:
 
 def exploding(seed: int, n: int, d: int) -> tuple[Array, of.Gaussian, torch.Tensor]:
     rng = np.random.default_rng(seed)
-    A, mu = rng.standard_normal((n, d, d)), of.Gaussian(np.zeros((n, d)), rng.standard_normal((n, d, d)))
+    A, mu = rng.standard_normal((n, d, d)), of.Gaussian(np.zeros((n, d)), root=rng.standard_normal((n, d, d)))
     return A, mu, closed_forms.softmax_blow_up_time(mu.cov, A)
 
 
@@ -120,7 +125,7 @@ def test_sinkhorn_attention_never_explodes_and_keeps_within_its_bound() -> None:
     rng = np.random.default_rng(0)
     for d, n, eps in ((2, 500, 0.5), (3, 300, 1.0), (4, 200, 2.0)):
         Q, K, V = (rng.standard_normal((n, d, d)) for _ in range(3))
-        mu = of.Gaussian(np.zeros((n, d)), rng.standard_normal((n, d, d)))
+        mu = of.Gaussian(np.zeros((n, d)), root=rng.standard_normal((n, d, d)))
         ts = np.linspace(0.0, 1.0, 5)
         traj = of.flow(mu, of.SinkhornAttention(Q, K, V, eps), of.Dopri5(1e-5, 1e-8), t1=1.0, save_at=ts)
         assert (traj.status == "ok").all()
@@ -135,7 +140,7 @@ def test_the_l2_counterexample_explodes_when_it_should() -> None:
     example = closed_forms.l2_counterexample()
     S0 = np.array([[1.0, 0.5], [0.5, 1.0]])
     traj = of.flow(
-        of.Gaussian.from_cov(np.zeros(2), S0),
+        of.Gaussian(np.zeros(2), cov=S0),
         of.L2Attention(example.Q, example.K, example.V),
         of.Dopri5(),
         t1=10.0,
@@ -149,7 +154,7 @@ def test_the_lyapunov_function_falls_along_softmax_flows_with_positive_values() 
     rng = np.random.default_rng(5)
     Q, W = rng.standard_normal((2, 4)), rng.standard_normal((4, 4))
     V = W @ W.T + 0.1 * np.eye(4)
-    mu = of.Gaussian(np.zeros(4), rng.standard_normal((4, 4)))
+    mu = of.Gaussian(np.zeros(4), root=rng.standard_normal((4, 4)))
     traj = of.flow(mu, of.SoftmaxAttention(Q, -Q, V), of.Dopri5(1e-9, 1e-12), t1=5.0)
     values = closed_forms.softmax_lyapunov(traj.stacked.cov, V)  # type: ignore[attr-defined]
     assert bool((values.diff() < 0).all())

@@ -67,7 +67,7 @@ def test_33_step_size_underflow_is_a_blow_up_with_its_time() -> None:
 @pytest.mark.thorough
 def test_33_a_gaussian_under_softmax_blows_up_at_the_known_time() -> None:
     s0 = 0.8
-    mu, one = of.Gaussian([0.0], [[math.sqrt(s0)]]), np.ones((1, 1))
+    mu, one = of.Gaussian([0.0], root=[[math.sqrt(s0)]]), np.ones((1, 1))
     traj = of.flow(mu, of.SoftmaxAttention(one, one, one), of.Dopri5(), t1=5.0)
     assert traj.status == "blow_up"
     assert traj.blow_up_time.item() == pytest.approx(1 / (2 * s0), rel=1e-5)
@@ -195,7 +195,7 @@ def test_36_second_derivatives_of_the_root_are_right_or_refused() -> None:
 def test_36_a_flow_is_differentiable_in_a_covariance_with_equal_eigenvalues() -> None:
     cov = torch.eye(3, dtype=torch.float64, requires_grad=True)
     field = of.SoftmaxAttention(*zoo.QKV(3))
-    final = of.flow(of.Gaussian.from_cov(np.zeros(3), cov), field, of.RK4(), t1=0.2, dt=0.1).final
+    final = of.flow(of.Gaussian(np.zeros(3), cov=cov), field, of.RK4(), t1=0.2, dt=0.1).final
     (grad,) = torch.autograd.grad(final.cov.diagonal().sum(), cov)
     assert bool(grad.isfinite().all())
     assert float(grad.abs().max()) > 0
@@ -215,7 +215,7 @@ SINGULAR = {
 @pytest.mark.parametrize("name", SINGULAR)
 def test_37_a_singular_covariance_has_a_real_root(name: str, dtype: Any) -> None:
     cov = SINGULAR[name].astype(dtype)
-    mu = of.Gaussian.from_cov(np.zeros(3, dtype), cov)
+    mu = of.Gaussian(np.zeros(3, dtype), cov=cov)
     assert mu.root.dtype == torch.from_numpy(cov).dtype
     scale = max(float(np.abs(cov).max()), np.finfo(dtype).tiny)
     assert float(np.abs(mu.cov.numpy() - cov).max()) <= 10 * np.finfo(dtype).eps * scale
@@ -225,16 +225,14 @@ def test_37_a_singular_covariance_has_a_real_root(name: str, dtype: Any) -> None
 def test_37_a_covariance_that_is_singular_up_to_rounding_is_accepted(dtype: Any) -> None:
     for seed in range(10):
         x = zoo.rng(seed).standard_normal((6, 2)).astype(dtype)
-        mu = of.Gaussian.from_cov(np.zeros(6, dtype), x @ x.T)
+        mu = of.Gaussian(np.zeros(6, dtype), cov=x @ x.T)
         assert (
             float(np.abs(mu.cov.numpy() - x @ x.T).max()) < 100 * np.finfo(dtype).eps * np.abs(x @ x.T).max()
         )
 
 
 def test_37_a_covariance_with_a_negative_eigenvalue_is_refused() -> None:
-    refuses(
-        lambda: of.Gaussian.from_cov([0.0, 0.0], np.diag([1.0, -0.1])), "cov", "-0.1", "positive semidefinite"
-    )
+    refuses(lambda: of.Gaussian([0.0, 0.0], cov=np.diag([1.0, -0.1])), "cov", "-0.1", "positive semidefinite")
 
 
 # --- 38-40: masked rows, zero norms, overflow -----------------------------------------------------------
@@ -632,7 +630,7 @@ def test_55_half_precision_is_refused(x: Any) -> None:
 )
 def test_56_complex_numbers_are_refused(x: Any) -> None:
     refuses(lambda: of.Particles(x), "x = ", "complex128")
-    refuses(lambda: of.Gaussian([0.0, 0.0], x), "root = ", "complex128")
+    refuses(lambda: of.Gaussian([0.0, 0.0], root=x), "root = ", "complex128")
 
 
 OBJECTS: dict[str, Any] = {
@@ -666,8 +664,8 @@ def test_59_empty_clouds_are_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_59_other_empty_arrays_are_refused() -> None:
-    refuses(lambda: of.Gaussian(np.zeros(3), np.zeros((3, 0))), "root.shape", "(3, 0)")
-    refuses(lambda: of.Gaussian.from_cov(np.zeros(0), np.zeros((0, 0))), "cov.shape", "(0, 0)")
+    refuses(lambda: of.Gaussian(np.zeros(3), root=np.zeros((3, 0))), "root.shape", "(3, 0)")
+    refuses(lambda: of.Gaussian(np.zeros(0), cov=np.zeros((0, 0))), "cov.shape", "(0, 0)")
     refuses(lambda: of.SoftmaxAttention(np.zeros((0, 3)), np.zeros((0, 3)), np.eye(3)), "Q.shape", "(0, 3)")
     refuses(lambda: of.Layers(np.zeros((0, 3, 3))), "values.shape", "(0, 3, 3)")
     refuses(lambda: of.MultiHead([]), "heads", "[]")
@@ -680,8 +678,8 @@ DEVICES: dict[str, tuple[Callable[[], Any], str]] = {
     "x": (lambda: of.Particles(META), "x"),
     "w": (lambda: of.Particles(np.eye(2), META[0]), "w"),
     "label": (lambda: of.Particles(np.eye(2), label=META[0]), "label"),
-    "mean": (lambda: of.Gaussian(META[0], np.eye(2)), "mean"),
-    "root": (lambda: of.Gaussian(np.zeros(2), META), "root"),
+    "mean": (lambda: of.Gaussian(META[0], root=np.eye(2)), "mean"),
+    "root": (lambda: of.Gaussian(np.zeros(2), root=META), "root"),
     "density": (lambda: of.Grid(META, [[0.0, 1.0], [0.0, 1.0]]), "density"),
     "Q": (lambda: of.SoftmaxAttention(META, np.eye(2), np.eye(2)), "Q"),
     "Q of time": (lambda: of.SoftmaxAttention(lambda t: META.double(), np.eye(2), np.eye(2))(0.0, TWO), "Q"),
@@ -704,7 +702,7 @@ EYE3 = np.eye(3)
 CLOUD = of.Particles(plain())
 BATCH = of.Particles(np.stack([plain(), plain()]))
 SINGLE = of.Particles(plain().astype(np.float32))
-GAUSS = of.Gaussian(np.zeros(3), EYE3)
+GAUSS = of.Gaussian(np.zeros(3), root=EYE3)
 SOFTMAX = of.SoftmaxAttention(EYE3, EYE3, EYE3)
 CAUSAL = of.SoftmaxAttention(EYE3, EYE3, EYE3, causal=True)
 NAN3 = np.array([[1.0, 0, 0], [0, math.nan, 0], [0, 0, 1.0]])
@@ -741,24 +739,24 @@ WRONG: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "tokens off the sphere": (lambda: of.Particles(2 * EYE3, space=of.Sphere()), ("|x|", "1.0", "normalise")),
     "a period of zero": (lambda: of.Torus(0.0), ("period = 0.0", "> 0")),
     "a root with too few rows": (
-        lambda: of.Gaussian(np.zeros(3), np.eye(2)),
+        lambda: of.Gaussian(np.zeros(3), root=np.eye(2)),
         ("root.shape = (2, 2)", "(3,)"),
     ),
     "a root of another dtype": (
-        lambda: of.Gaussian(np.zeros(3), EYE3.astype(np.float32)),
+        lambda: of.Gaussian(np.zeros(3), root=EYE3.astype(np.float32)),
         ("root = ", "float32", "float64"),
     ),
     "a covariance that is not square": (
-        lambda: of.Gaussian.from_cov(np.zeros(3), np.zeros((3, 2))),
+        lambda: of.Gaussian(np.zeros(3), cov=np.zeros((3, 2))),
         ("cov.shape = (3, 2)", "square"),
     ),
     "a covariance that is not symmetric": (
-        lambda: of.Gaussian.from_cov(np.zeros(2), [[1.0, 0.5], [0.0, 1.0]]),
+        lambda: of.Gaussian(np.zeros(2), cov=[[1.0, 0.5], [0.0, 1.0]]),
         ("cov", "0.5", "symmetric", "cov.T"),
     ),
-    "a mean of another length": (lambda: of.Gaussian.from_cov(np.zeros(2), EYE3), ("(3, 3)", "(2,)")),
+    "a mean of another length": (lambda: of.Gaussian(np.zeros(2), cov=EYE3), ("(3, 3)", "(2,)")),
     "batches that do not match": (
-        lambda: of.Gaussian(np.zeros((2, 3)), np.zeros((4, 3, 3))),
+        lambda: of.Gaussian(np.zeros((2, 3)), root=np.zeros((4, 3, 3))),
         ("root.shape = (4, 3, 3)", "(2, 3)"),
     ),
     "a density of the wrong mass": (lambda: of.Grid([1.0, 2.0], [[0.0, 1.0]]), ("density", "3.0")),

@@ -216,7 +216,7 @@ def two_points(**options: Any) -> of.EntropicPlan:
 
 
 def line(*roots: float) -> list[of.Gaussian]:
-    return [of.Gaussian([0.0], [[r]]) for r in roots]
+    return [of.Gaussian([0.0], root=[[r]]) for r in roots]
 
 
 CONVENTIONS: dict[str, tuple[Callable[[], Tensor], Any]] = {
@@ -288,7 +288,7 @@ CONVENTIONS: dict[str, tuple[Callable[[], Tensor], Any]] = {
     ),
     "Bures is a length": (lambda: of.bures([[4.0]], [[25.0]]), 3.0),
     "W2 of Gaussians is a length": (
-        lambda: of.bures_wasserstein(of.Gaussian([0.0], [[2.0]]), of.Gaussian([4.0], [[5.0]])),
+        lambda: of.bures_wasserstein(of.Gaussian([0.0], root=[[2.0]]), of.Gaussian([4.0], root=[[5.0]])),
         5.0,
     ),
     "entropic transport of Gaussians has the same cost": (

@@ -91,7 +91,7 @@ def single_pair(kind: str) -> tuple[Any, Any, list[Tensor]]:
     pieces = [torch.from_numpy(normal(2, k, 3, seed=k).astype(np.float32)).requires_grad_() for k in (12, 3)]
     if kind == "clouds":
         return *(labelled(z) for z in pieces[0]), pieces[:1]
-    return *(of.Gaussian(torch.zeros(3), z) for z in pieces[1]), pieces[1:]
+    return *(of.Gaussian(torch.zeros(3), root=z) for z in pieces[1]), pieces[1:]
 
 
 EVERYTHING = [("clouds", name) for name in CLOUDS] + [("gaussians", name) for name in GAUSSIANS]
@@ -103,7 +103,7 @@ def test_20_no_product_runs_in_single_precision_whatever_torch_is_told(kind: str
     mu, nu, leaves = single_pair(kind)
     table = CLOUDS if kind == "clouds" else GAUSSIANS
     if name == "bures":  # covariances are the user's product
-        mu, nu = (of.Gaussian(g.mean, torch.diag(g.root.diagonal())) for g in (mu, nu))
+        mu, nu = (of.Gaussian(g.mean, root=torch.diag(g.root.diagonal())) for g in (mu, nu))
     with Watch() as watch:
         value = table[name].of(mu, nu, 1.0)
         if name not in WITHOUT_GRADIENT:
@@ -126,7 +126,7 @@ def test_20_settings_for_products_change_no_digit(name: str) -> None:
 @defect("the rounded root is not orthogonal to its own rotations to 1e-8")
 def test_20_the_gradient_of_a_barycentre_exists_in_single_precision() -> None:
     roots = torch.from_numpy(normal(4, 3, 3).astype(np.float32)).requires_grad_()
-    spread = of.bures_barycentre(of.Gaussian(torch.zeros(4, 3), roots)).measure.root.square().sum()
+    spread = of.bures_barycentre(of.Gaussian(torch.zeros(4, 3), root=roots)).measure.root.square().sum()
     (grad,) = torch.autograd.grad(spread, roots)
     assert bool(grad.isfinite().all())
 
@@ -160,7 +160,7 @@ MEMBERS = {
 @pytest.mark.parametrize("name", MEMBERS)
 def test_26_a_barycentre_of_covariances_with_zeros_is_stationary(name: str, dtype: Any) -> None:
     covs = np.stack(MEMBERS[name]).astype(dtype)
-    found = of.bures_barycentre(of.Gaussian.from_cov(np.zeros((len(covs), 3), dtype), covs))
+    found = of.bures_barycentre(of.Gaussian(np.zeros((len(covs), 3), dtype), cov=covs))
     assert found.status == "ok"
     assert found.residual.item() < 1e-9
     S = found.measure.cov.double().numpy()  # S = mean of (S^1/2 S_k S^1/2)^1/2, by numpy alone
@@ -262,7 +262,7 @@ def test_29_scaling_everything_scales_the_answer(kind: str, name: str, dtype: An
     if kind == "clouds":
         pairs = [[labelled(k * z) for z in (x, y)] for k in (dtype(1), dtype(s))]
     else:
-        pairs = [[of.Gaussian(np.zeros(3, dtype), k * z) for z in (x, y)] for k in (dtype(1), dtype(s))]
+        pairs = [[of.Gaussian(np.zeros(3, dtype), root=k * z) for z in (x, y)] for k in (dtype(1), dtype(s))]
     one = f(*pairs[0], 1.0).double()
     with np.errstate(over="ignore", under="ignore"):
         fits = np.finfo(dtype).tiny < one.abs().max().item() * s**degree < np.finfo(dtype).max
@@ -288,7 +288,9 @@ def test_30_the_entry_that_is_not_finite_is_named(value: str) -> None:
     refuses(lambda: of.Particles(x, w), f"w[1, 4] = {value}", "finite")
     refuses(lambda: of.Particles(x, label=w), f"label[1, 4] = {value}", "finite")
     refuses(
-        lambda: of.Gaussian(np.zeros(2), [[1.0, 0.0], [0.0, float(value)]]), f"root[1, 1] = {value}", "finite"
+        lambda: of.Gaussian(np.zeros(2), root=[[1.0, 0.0], [0.0, float(value)]]),
+        f"root[1, 1] = {value}",
+        "finite",
     )
     refuses(lambda: of.BilinearCost([[float(value)]]), f"A[0, 0] = {value}", "finite")
 
@@ -303,7 +305,7 @@ def test_31_masses_other_than_one_are_refused_so_that_no_two_measures_differ_in_
         "sum(density * cell) = 5.0",
         "density.sum()",
     )
-    mus = of.Gaussian(np.zeros((2, 1)), np.ones((2, 1, 1)))
+    mus = of.Gaussian(np.zeros((2, 1)), root=np.ones((2, 1, 1)))
     refuses(lambda: of.bures_barycentre(mus, [1.0, 1.0]), "sum(weights) = 2.0", "weights / weights.sum()")
 
 

@@ -161,7 +161,7 @@ def test_04_positions_and_covariances_that_are_not_finite_are_refused_by_index(v
     refuses(lambda: of.Particles(x), f"x[3, 1] = {value}", "finite")
     refuses(lambda: of.bures(S, np.eye(3)), f"S1[1, 1] = {value}", "finite")
     refuses(lambda: of.bures(np.eye(3), S), f"S2[1, 1] = {value}", "finite")
-    refuses(lambda: of.Gaussian.from_cov(np.zeros(3), S), f"cov[1, 1] = {value}", "finite")
+    refuses(lambda: of.Gaussian(np.zeros(3), cov=S), f"cov[1, 1] = {value}", "finite")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -187,7 +187,7 @@ def test_04_a_cloud_that_has_turned_nan_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", GAUSSIANS)
 def test_04_a_gaussian_that_has_turned_nan_is_refused(name: str) -> None:
-    mu = of.Gaussian(np.zeros(3), np.eye(3))
+    mu = of.Gaussian(np.zeros(3), root=np.eye(3))
     nan = mu.at([mu.mean, mu.root * torch.tensor([1.0, torch.nan, 1.0], dtype=torch.float64)])
     for pair in ((nan, mu), (mu, nan)):
         refuses(lambda pair=pair: GAUSSIANS[name].of(*pair, 1.0), "nan", "finite")
@@ -229,7 +229,9 @@ def test_05_negative_weights_are_refused(dtype: Any) -> None:
     w = np.array([0.6, 0.6, -0.2], dtype)  # POT: a distance of 0.0 and a warning
     refuses(lambda: of.Particles(np.zeros((3, 2), dtype), w), "min(w) = -0.2", ">= 0")
     refuses(
-        lambda: of.bures_barycentre(of.Gaussian(np.zeros((3, 1)), np.ones((3, 1, 1))), w), "weights", "-0.2"
+        lambda: of.bures_barycentre(of.Gaussian(np.zeros((3, 1)), root=np.ones((3, 1, 1))), w),
+        "weights",
+        "-0.2",
     )
 
 
@@ -267,11 +269,13 @@ LENGTHS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "covariances": (lambda: of.bures(np.eye(2), np.eye(3)), ("S2.shape = (3, 3)", "(2, 2)")),
     "gaussians": (
-        lambda: of.bures_wasserstein(of.Gaussian([0.0], [[1.0]]), of.Gaussian([0.0] * 2, np.eye(2))),
+        lambda: of.bures_wasserstein(
+            of.Gaussian([0.0], root=[[1.0]]), of.Gaussian([0.0] * 2, root=np.eye(2))
+        ),
         ("nu.d = 2", "dimension 1"),
     ),
     "weights of a barycentre": (
-        lambda: of.bures_barycentre(of.Gaussian(np.zeros((3, 1)), np.ones((3, 1, 1))), [0.5, 0.5]),
+        lambda: of.bures_barycentre(of.Gaussian(np.zeros((3, 1)), root=np.ones((3, 1, 1))), [0.5, 0.5]),
         ("weights.shape = (2,)", "(3,)"),
     ),
     "a cost matrix": (
@@ -380,7 +384,7 @@ def test_08_entropic_engines_that_stop_at_their_limit_raise(engine: str, max_ite
 
 
 def test_08_a_barycentre_that_stops_at_its_limit_raises() -> None:
-    mus = of.Gaussian(np.zeros((4, 3)), normal(4, 3, 3))
+    mus = of.Gaussian(np.zeros((4, 3)), root=normal(4, 3, 3))
     with pytest.raises(of.ConvergenceError, match="residual") as caught:
         of.bures_barycentre(mus, max_iter=1)
     assert caught.value.result.status == "max_iter"
@@ -453,7 +457,7 @@ def test_14_the_distance_between_singular_covariances_is_real_and_right(name: st
     size = math.sqrt(np.trace(S1) + np.trace(S2))
     truth = exact_bures(S1, S2)
     assert of.bures(S1, S2).item() == pytest.approx(truth, rel=1e-9, abs=2e-8 * size)
-    mu, nu = (of.Gaussian.from_cov(np.zeros(3), S) for S in (S1, S2))
+    mu, nu = (of.Gaussian(np.zeros(3), cov=S) for S in (S1, S2))
     assert of.bures_wasserstein(mu, nu).item() == pytest.approx(truth, rel=1e-9, abs=2e-8 * size)
 
 
@@ -462,7 +466,7 @@ def test_14_a_map_from_a_singular_covariance_reaches_what_can_be_reached(name: s
     values, vectors = np.linalg.eigh(SINGULAR[name])
     R = vectors * np.sqrt(np.where(values > 1e-12 * values.max(), values, 0.0))
     A = np.array([[2.0, 0.5, 0.0], [0.5, 1.0, 0.2], [0.0, 0.2, 3.0]])
-    mu, nu = of.Gaussian(np.zeros(3), R), of.Gaussian(np.ones(3), A @ R)  # A > 0 is the optimal map
+    mu, nu = of.Gaussian(np.zeros(3), root=R), of.Gaussian(np.ones(3), root=A @ R)  # A > 0 is the optimal map
     f = of.bures_map(mu, nu)
     assert f.status == "ok"
     moved = f(mu)
@@ -477,20 +481,20 @@ def test_14_a_map_between_covariances_of_rank_one_is_not_refused_because_of_roun
     for seed in range(200):
         v, A = normal(3, 1, seed=seed), normal(3, 3, seed=1000 + seed)
         T, S = A @ A.T + 0.1 * np.eye(3), v @ v.T
-        mu, nu = (of.Gaussian.from_cov(np.zeros(3), cov) for cov in (S, T @ S @ T))
+        mu, nu = (of.Gaussian(np.zeros(3), cov=cov) for cov in (S, T @ S @ T))
         assert of.bures_map(mu, nu, on_failure="return").status == "ok", f"seed {seed}"
 
 
 def test_14_a_map_that_does_not_exist_is_an_error_that_carries_the_best_one() -> None:
     mu, nu = (
-        of.Gaussian.from_cov(np.zeros(2), np.diag([1.0, 0.0])),
-        of.Gaussian(np.zeros(2), np.diag([3.0, 1.0])),
+        of.Gaussian(np.zeros(2), cov=np.diag([1.0, 0.0])),
+        of.Gaussian(np.zeros(2), root=np.diag([3.0, 1.0])),
     )
     with pytest.raises(of.ConvergenceError, match="no map leads from mu to nu") as caught:
         of.bures_map(mu, nu)  # POT: LinAlgError
     assert caught.value.result.status == "degenerate"
     assert caught.value.result.matrix.tolist() == [[3.0, 0.0], [0.0, 0.0]]
-    batch = of.Gaussian(np.zeros((2, 2)), np.stack([np.diag([1.0, 0.0]), np.eye(2)]))
+    batch = of.Gaussian(np.zeros((2, 2)), root=np.stack([np.diag([1.0, 0.0]), np.eye(2)]))
     assert of.bures_map(batch, nu, on_failure="return").status.tolist() == ["degenerate", "ok"]
 
 
@@ -508,7 +512,7 @@ def test_15_small_displacements_of_covariances_keep_all_digits(h: float, d: int)
 
 @pytest.mark.parametrize("h", [1e-3, 1e-6, 1e-9, 1e-12])
 def test_15_the_speed_of_a_gaussian_is_right_however_often_it_is_saved(h: float) -> None:
-    mu = of.Gaussian(normal(3), normal(3, 3))
+    mu = of.Gaussian(normal(3), root=normal(3, 3))
     speed = of.flow(mu, Shrink(), of.RK4(), t1=2 * h, dt=h).speed()
     size = math.sqrt(float(mu.mean.square().sum() + mu.root.square().sum()))
     assert speed.tolist() == pytest.approx([size] * 2, rel=2 * h + 1e-15 / h)
@@ -545,8 +549,8 @@ def test_16_a_finite_gradient_at_a_singular_covariance_is_given() -> None:
 
 def test_16_the_root_of_a_singular_covariance_has_a_finite_gradient() -> None:
     root = torch.diag(torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)).requires_grad_()
-    nu = of.Gaussian(np.zeros(3), math.sqrt(2) * np.eye(3))
-    distance = of.bures_wasserstein(of.Gaussian(torch.zeros(3, dtype=torch.float64), root), nu)
+    nu = of.Gaussian(np.zeros(3), root=math.sqrt(2) * np.eye(3))
+    distance = of.bures_wasserstein(of.Gaussian(torch.zeros(3, dtype=torch.float64), root=root), nu)
     (grad,) = torch.autograd.grad(distance, root)
     expected = (np.array([1.0, 1.0, 0.0]) - math.sqrt(2)) / distance.item()
     assert grad.diagonal().tolist() == pytest.approx(expected)

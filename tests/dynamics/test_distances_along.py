@@ -47,7 +47,10 @@ def test_the_measures_decide_which_distance_wasserstein_means() -> None:
     assert distance(*labelled, of.Wasserstein()).item() == pytest.approx(
         math.sqrt(((x - y) ** 2).sum(-1).mean()), rel=1e-12
     )
-    bells = of.Gaussian([0.0, 1.0], np.diag([1.0, 2.0])), of.Gaussian([3.0, 1.0], np.diag([3.0, 1.0]))
+    bells = (
+        of.Gaussian([0.0, 1.0], root=np.diag([1.0, 2.0])),
+        of.Gaussian([3.0, 1.0], root=np.diag([3.0, 1.0])),
+    )
     assert distance(*bells, of.Wasserstein()).item() == pytest.approx(math.sqrt(9 + 4 + 1), rel=1e-12)
     hills = hill(20), hill(20, at=0.3)
     assert distance(*hills, of.Wasserstein()).item() == wasserstein(*hills).item()
@@ -59,7 +62,7 @@ def test_half_labelled_pairs_are_refused() -> None:
         with pytest.raises(of.InputError, match="only one of the measures has labels"):
             distance(*(of.Particles(x, label=label) for label in pair), of.Wasserstein())
     with pytest.raises(of.InputError, match="Gaussian"):
-        distance(of.Gaussian([0.0], [[1.0]]), of.Particles(x), of.Wasserstein())
+        distance(of.Gaussian([0.0], root=[[1.0]]), of.Particles(x), of.Wasserstein())
 
 
 def test_metrics_without_a_distance_say_so() -> None:
@@ -106,8 +109,8 @@ def test_a_trajectory_may_be_compared_with_one_measure() -> None:
 
 
 def test_gaussians_and_batches_have_distances_too() -> None:
-    bells = of.flow(of.Gaussian(normal(3, 2), np.eye(2)), DECAY_OF_GAUSSIANS, of.Euler(), t1=1.0, dt=0.5)
-    d = distances(bells, of.Gaussian([0.0, 0.0], np.eye(2)))
+    bells = of.flow(of.Gaussian(normal(3, 2), root=np.eye(2)), DECAY_OF_GAUSSIANS, of.Euler(), t1=1.0, dt=0.5)
+    d = distances(bells, of.Gaussian([0.0, 0.0], root=np.eye(2)))
     assert d.shape == (3, 3)
     assert d[:, 1].tolist() == pytest.approx(
         (np.linalg.norm(normal(3, 2)[1]) * np.array([1, 0.5, 0.25])).tolist()
@@ -266,7 +269,7 @@ def test_a_speed_that_is_not_certified_is_kept_by_the_error(monkeypatch: pytest.
 
 
 def test_speeds_of_gaussians_and_grids_are_defined() -> None:
-    bells = of.flow(of.Gaussian([1.0], [[2.0]]), DECAY_OF_GAUSSIANS, of.RK4(), t1=0.02, dt=0.01)
+    bells = of.flow(of.Gaussian([1.0], root=[[2.0]]), DECAY_OF_GAUSSIANS, of.RK4(), t1=0.02, dt=0.01)
     assert bells.speed().tolist() == pytest.approx([math.exp(-0.005), math.exp(-0.015)], rel=1e-4)
     rightwards = Given(lambda t, rho: torch.ones_like(rho[..., 1:]))
     grid = of.flow(hill(40), rightwards, of.Euler(), t1=0.02, dt=0.01)

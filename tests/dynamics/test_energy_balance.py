@@ -75,7 +75,7 @@ def test_attention_balances_energy_and_dissipation(kind: str) -> None:
 def test_gaussians_and_grids_balance_too() -> None:
     F = of.QuadraticPotential(np.eye(2)) + of.Entropy()
     field = of.SteepestDescent(F, of.Wasserstein())
-    traj = of.flow(of.Gaussian(np.ones(2), 0.5 * np.eye(2)), field, of.Dopri5(), t1=1.0)
+    traj = of.flow(of.Gaussian(np.ones(2), root=0.5 * np.eye(2)), field, of.Dopri5(), t1=1.0)
     assert float(of.energy_balance(traj, field).relative) < 1e-3
     field = of.SteepestDescent(of.Potential(zoo.harmonic), of.Wasserstein())
     traj = of.flow(hill(80), field, of.Euler(), t1=0.2, dt=0.002, save_at=np.linspace(0, 0.2, 21))

@@ -464,7 +464,7 @@ def test_an_adaptive_flow_is_differentiable_to_its_tolerance() -> None:
 def test_a_flow_of_gaussians_is_differentiable(root: np.ndarray) -> None:
     def end(mean: Tensor, root: Tensor, V: Tensor) -> Tensor:
         field = of.SoftmaxAttention(TURN, TURN, V)
-        final = of.flow(of.Gaussian(mean, root), field, of.Heun(), t1=0.5, dt=0.25).final
+        final = of.flow(of.Gaussian(mean, root=root), field, of.Heun(), t1=0.5, dt=0.25).final
         return torch.cat([c.flatten() for c in final.coords])
 
     inputs = (torch.tensor(normal(2)), torch.tensor(root), torch.tensor(TURN))
@@ -560,7 +560,7 @@ def test_the_start_is_saved_as_it_came() -> None:
     [
         (of.Particles(normal(2, 3, 2)), {"x": ("t", "batch0", "x_dim0", "x_dim1")}),
         (
-            of.Gaussian(normal(2), np.eye(2)),
+            of.Gaussian(normal(2), root=np.eye(2)),
             {"mean": ("t", "mean_dim0"), "root": ("t", "root_dim0", "root_dim1")},
         ),
         (hill(12), {"density": ("t", "density_dim0")}),

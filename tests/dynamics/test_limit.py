@@ -19,7 +19,7 @@ def random_case(seed: int, n: int, d: int, k: int | None = None) -> tuple[Array,
     """Queries (n, k, d) and centred laws; with K = -Q, A = -Q^T Q has rank k."""
     rng = np.random.default_rng(seed)
     Q = rng.standard_normal((n, k or d // 2, d))
-    return Q, of.Gaussian(np.zeros((n, d)), rng.standard_normal((n, d, d)))
+    return Q, of.Gaussian(np.zeros((n, d)), root=rng.standard_normal((n, d, d)))
 
 
 def transposed(a: Array) -> Array:
@@ -42,7 +42,7 @@ def gap(a: torch.Tensor, b: torch.Tensor) -> float:
 @pytest.mark.parametrize("d", [3, 4, 5])
 def test_softmax_with_identity_values_ends_in_the_known_limit(d: int) -> None:
     Q, mu = random_case(d, 60, d)
-    found = of.limit(of.SoftmaxAttention(Q, -Q, np.eye(d)), mu)
+    found = of.limit(mu, of.SoftmaxAttention(Q, -Q, np.eye(d)))
     assert (found.status == "ok").all()
     assert bool((found.rank == d - d // 2).all())
     assert gap(found.measure.cov, closed_forms.softmax_limit(mu.cov, -transposed(Q) @ Q)) < 1e-6
@@ -54,7 +54,7 @@ def test_softmax_with_identity_values_ends_in_the_known_limit(d: int) -> None:
 def test_a_thousand_limits_with_identity_values_have_the_exact_rank(d: int) -> None:
     for k in range(1, d):
         Q, mu = random_case(10 * d + k, 1000 // (d - 1) + 1, d, k)
-        found = of.limit(of.SoftmaxAttention(Q, -Q, np.eye(d)), mu)
+        found = of.limit(mu, of.SoftmaxAttention(Q, -Q, np.eye(d)))
         assert bool((found.rank == d - k).all())
 
 
@@ -64,7 +64,7 @@ def test_a_thousand_limits_with_positive_values_exist_and_have_at_most_the_rank_
     d: int,
 ) -> None:
     Q, mu = random_case(100 + d, 1000, d)
-    found = of.limit(of.SoftmaxAttention(Q, -Q, positive(200 + d, 1000, d)), mu, on_failure="return")
+    found = of.limit(mu, of.SoftmaxAttention(Q, -Q, positive(200 + d, 1000, d)), on_failure="return")
     assert not (found.status == "blow_up").any()  # the Lyapunov function tr(V^-1 S) forbids it
     assert (found.status == "ok").mean() == 1.0
     assert bool((found.rank <= d - d // 2).all())
@@ -75,7 +75,7 @@ def test_a_thousand_limits_with_positive_values_exist_and_have_at_most_the_rank_
 def test_limits_with_positive_values_exist_whatever_their_condition(d: int) -> None:
     Q, mu = random_case(300 + d, 40, d)
     V = positive(400 + d, 40, d)
-    found = of.limit(of.SoftmaxAttention(Q, -Q, V), mu)
+    found = of.limit(mu, of.SoftmaxAttention(Q, -Q, V))
     assert bool((found.rank == d - d // 2).all())
     S = found.measure.cov
     assert float(torch.linalg.matrix_norm(torch.from_numpy(Q) @ S).max()) < 1e-3  # Q S = 0 in the limit
@@ -89,7 +89,7 @@ def test_a_root_that_turns_for_ever_does_not_hide_the_limit_of_its_law() -> None
     Q, mu = random_case(1, 10, 3)
     X = np.random.default_rng(2).standard_normal((10, 3, 3))
     A = -transposed(Q) @ Q + X - transposed(X)
-    found = of.limit(of.SoftmaxAttention(A, np.eye(3), np.eye(3)), mu)
+    found = of.limit(mu, of.SoftmaxAttention(A, np.eye(3), np.eye(3)))
     assert bool((found.rank == 2).all())
     assert gap(found.measure.cov, closed_forms.softmax_limit(mu.cov, A)) < 1e-4
 
@@ -98,7 +98,9 @@ def test_a_root_that_turns_for_ever_does_not_hide_the_limit_of_its_law() -> None
 def test_a_negative_definite_matrix_takes_everything_to_zero() -> None:
     rng = np.random.default_rng(3)
     Q, V = rng.standard_normal((3, 3)), positive(4, 1, 3)[0] + np.eye(3)
-    found = of.limit(of.SoftmaxAttention(Q, -Q, V), of.Gaussian(np.zeros(3), rng.standard_normal((3, 3))))
+    found = of.limit(
+        of.Gaussian(np.zeros(3), root=rng.standard_normal((3, 3))), of.SoftmaxAttention(Q, -Q, V)
+    )
     assert found.status == "ok"
     assert int(found.rank) == 0
     assert bool((found.measure.cov == 0).all())
@@ -113,16 +115,19 @@ def test_limits_do_not_depend_on_units(scale: float) -> None:
         of.SoftmaxAttention(Q, -Q, np.eye(3)),
         of.SoftmaxAttention(Q / scale, -Q / scale, np.eye(3)),
     )
-    wide = of.limit(other, of.Gaussian(mu.mean, scale * mu.root))
-    assert gap(wide.measure.cov / scale**2, of.limit(field, mu).measure.cov) < 1e-6
+    wide = of.limit(of.Gaussian(mu.mean, root=scale * mu.root), other)
+    assert gap(wide.measure.cov / scale**2, of.limit(mu, field).measure.cov) < 1e-6
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("d", [2, 4])
 def test_explosions_are_timed(d: int) -> None:
     rng = np.random.default_rng(d)
-    A, mu = rng.standard_normal((50, d, d)), of.Gaussian(np.zeros((50, d)), rng.standard_normal((50, d, d)))
-    found = of.limit(of.SoftmaxAttention(A, np.eye(d), np.eye(d)), mu, on_failure="return")
+    A, mu = (
+        rng.standard_normal((50, d, d)),
+        of.Gaussian(np.zeros((50, d)), root=rng.standard_normal((50, d, d))),
+    )
+    found = of.limit(mu, of.SoftmaxAttention(A, np.eye(d), np.eye(d)), on_failure="return")
     exact = closed_forms.softmax_blow_up_time(mu.cov, A)
     finite = torch.isfinite(exact)
     assert bool(finite.any())
@@ -134,7 +139,7 @@ def test_explosions_are_timed(d: int) -> None:
 def test_growth_without_end_is_an_explosion_at_infinity() -> None:
     """Sinkhorn attention with V = A = I never blows up in finite time, but grows."""
     found = of.limit(
-        of.SinkhornAttention(np.eye(2), np.eye(2), np.eye(2)), of.Gaussian([0.0, 0.0], np.eye(2))
+        of.Gaussian([0.0, 0.0], root=np.eye(2)), of.SinkhornAttention(np.eye(2), np.eye(2), np.eye(2))
     )
     assert found.status == "blow_up"
     assert float(found.blow_up_time) == np.inf
@@ -143,14 +148,14 @@ def test_growth_without_end_is_an_explosion_at_infinity() -> None:
 @pytest.mark.slow
 def test_a_mean_that_grows_makes_the_law_diverge() -> None:
     field = of.SoftmaxAttention([[1.0, 0.0]], [[-1.0, 0.0]], np.eye(2))
-    assert of.limit(field, of.Gaussian([0.0, 1.0], np.eye(2))).status == "blow_up"
-    assert of.limit(field, of.Gaussian([0.0, 0.0], np.eye(2))).status == "ok"
+    assert of.limit(of.Gaussian([0.0, 1.0], root=np.eye(2)), field).status == "blow_up"
+    assert of.limit(of.Gaussian([0.0, 0.0], root=np.eye(2)), field).status == "ok"
 
 
 def test_a_law_at_rest_is_its_own_limit() -> None:
     field = of.SoftmaxAttention([[1.0, 0.0]], [[-1.0, 0.0]], np.eye(2))
-    mu = of.Gaussian([0.0, 0.0], [[0.0], [2.0]])
-    found = of.limit(field, mu)
+    mu = of.Gaussian([0.0, 0.0], root=[[0.0], [2.0]])
+    found = of.limit(mu, field)
     assert found.status == "ok"
     assert int(found.rank) == 1
     assert torch.equal(found.measure.cov, mu.cov)
@@ -160,7 +165,7 @@ def test_a_law_at_rest_is_its_own_limit() -> None:
 def test_exponential_convergence_has_a_large_rate() -> None:
     """Linear decay of one direction: S11 = exp(-2t)."""
     field = of.Perceptron([[-1.0, 0.0], [0.0, 0.0]], np.eye(2), activation=None)
-    found = of.limit(field, of.Gaussian([0.0, 0.0], np.eye(2)))
+    found = of.limit(of.Gaussian([0.0, 0.0], root=np.eye(2)), field)
     assert int(found.rank) == 1
     assert float(found.rate) > 3
     assert float((found.measure.cov - torch.diag(torch.tensor([0.0, 1.0]))).abs().max()) < 1e-7
@@ -169,18 +174,18 @@ def test_exponential_convergence_has_a_large_rate() -> None:
 @pytest.mark.slow
 def test_a_law_that_oscillates_has_no_limit_and_says_so() -> None:
     turn = of.Perceptron([[0.0, -1.0], [1.0, 0.0]], np.eye(2), activation=None)
-    mu = of.Gaussian([0.0, 0.0], np.diag([2.0, 1.0]))
+    mu = of.Gaussian([0.0, 0.0], root=np.diag([2.0, 1.0]))
     with pytest.raises(of.ConvergenceError, match=r"1 of 1 laws.*oscillate.*on_failure") as caught:
-        of.limit(turn, mu, max_steps=200)
+        of.limit(mu, turn, max_steps=200)
     assert caught.value.result.status == "budget"
-    assert of.limit(turn, mu, max_steps=200, on_failure="return").status == "budget"
+    assert of.limit(mu, turn, max_steps=200, on_failure="return").status == "budget"
 
 
 @pytest.mark.thorough
 def test_members_of_a_batch_have_verdicts_of_their_own() -> None:
     A = np.stack([np.diag([-1.0, 0.0]), np.diag([1.0, 0.0]), np.zeros((2, 2))])
-    mu = of.Gaussian(np.zeros((3, 2)), np.stack([np.eye(2)] * 3))
-    found = of.limit(of.SoftmaxAttention(A, np.eye(2), np.eye(2)), mu)
+    mu = of.Gaussian(np.zeros((3, 2)), root=np.stack([np.eye(2)] * 3))
+    found = of.limit(mu, of.SoftmaxAttention(A, np.eye(2), np.eye(2)))
     assert found.status.tolist() == ["ok", "blow_up", "ok"]
     assert found.rank[[0, 2]].tolist() == [1, 2]
     assert found.blow_up_time[1].item() == pytest.approx(0.5, rel=1e-6)
@@ -193,12 +198,12 @@ def test_members_of_a_batch_have_verdicts_of_their_own() -> None:
 @pytest.mark.slow
 def test_batches_of_several_axes_keep_their_shape() -> None:
     Q, mu = random_case(6, 6, 3)
-    wide = of.Gaussian(mu.mean.reshape(2, 3, 3), mu.root.reshape(2, 3, 3, 3))
+    wide = of.Gaussian(mu.mean.reshape(2, 3, 3), root=mu.root.reshape(2, 3, 3, 3))
     field = of.SoftmaxAttention(
         Q.reshape(2, 3, 1, 3), -Q.reshape(2, 3, 1, 3), positive(7, 6, 3).reshape(2, 3, 3, 3)
     )
     flat = of.SoftmaxAttention(Q, -Q, positive(7, 6, 3))
-    a, b = of.limit(field, wide), of.limit(flat, mu)
+    a, b = of.limit(wide, field), of.limit(mu, flat)
     assert a.status.shape == (2, 3)
     assert a.spectrum.shape == (2, 3, 3)
     assert gap(a.measure.cov.reshape(6, 3, 3), b.measure.cov) < 1e-9
@@ -206,9 +211,13 @@ def test_batches_of_several_axes_keep_their_shape() -> None:
 
 WRONG: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "a cloud": (of.SoftmaxAttention(*[[[1.0]]] * 3), of.Particles([[1.0]]), {}),
-    "a field that is none": (lambda mu: mu, of.Gaussian([0.0], [[1.0]]), {}),
-    "a tolerance of zero": (of.SoftmaxAttention(*[[[1.0]]] * 3), of.Gaussian([0.0], [[1.0]]), {"tol": 0.0}),
-    "no decades": (of.SoftmaxAttention(*[[[1.0]]] * 3), of.Gaussian([0.0], [[1.0]]), {"decades": 0}),
+    "a field that is none": (lambda mu: mu, of.Gaussian([0.0], root=[[1.0]]), {}),
+    "a tolerance of zero": (
+        of.SoftmaxAttention(*[[[1.0]]] * 3),
+        of.Gaussian([0.0], root=[[1.0]]),
+        {"tol": 0.0},
+    ),
+    "no decades": (of.SoftmaxAttention(*[[[1.0]]] * 3), of.Gaussian([0.0], root=[[1.0]]), {"decades": 0}),
 }
 
 
@@ -216,20 +225,20 @@ WRONG: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 def test_wrong_input_is_refused(name: str) -> None:
     field, mu, options = WRONG[name]
     with pytest.raises(of.InputError):
-        of.limit(field, mu, **options)
+        of.limit(mu, field, **options)
 
 
 def test_a_field_without_closure_is_refused_with_its_name() -> None:
     with pytest.raises(of.InputError, match="SigmoidAttention"):
-        of.limit(of.SigmoidAttention(*[[[1.0]]] * 3), of.Gaussian([0.0], [[1.0]]))
+        of.limit(of.Gaussian([0.0], root=[[1.0]]), of.SigmoidAttention(*[[[1.0]]] * 3))
 
 
 @pytest.mark.parametrize("r", [1, 2, 3, 4])
 def test_a_law_at_rest_is_its_own_limit_whatever_its_root(r: int) -> None:
     """Skew scores with V = I turn roots and move nothing."""
     rng = np.random.default_rng(r)
-    mu = of.Gaussian(np.zeros(2), rng.standard_normal((2, r)))
-    found = of.limit(of.SoftmaxAttention([[0.0, 1.0], [-1.0, 0.0]], np.eye(2), np.eye(2)), mu)
+    mu = of.Gaussian(np.zeros(2), root=rng.standard_normal((2, r)))
+    found = of.limit(mu, of.SoftmaxAttention([[0.0, 1.0], [-1.0, 0.0]], np.eye(2), np.eye(2)))
     assert int(found.rank) == min(2, r)
     assert gap(found.measure.cov, mu.cov) < 1e-6
 
@@ -237,15 +246,15 @@ def test_a_law_at_rest_is_its_own_limit_whatever_its_root(r: int) -> None:
 def test_weights_that_jump_are_refused() -> None:
     V = of.Layers(torch.stack([torch.zeros(2, 2), -torch.eye(2)]).double(), edges=[0.0, 1.0, 2.0])
     with pytest.raises(of.InputError, match=r"switches.*last jump"):
-        of.limit(of.SoftmaxAttention(np.eye(2), np.eye(2), V), of.Gaussian([0.0, 0.0], np.eye(2)))
+        of.limit(of.Gaussian([0.0, 0.0], root=np.eye(2)), of.SoftmaxAttention(np.eye(2), np.eye(2), V))
 
 
 @pytest.mark.slow
 def test_a_gradient_flow_has_the_limit_of_the_attention_that_it_equals() -> None:
     A = np.diag([1.0, 0.0])
-    mu = of.Gaussian([0.0, 0.0], [[1.0, 0.5], [0.2, 0.8]])
+    mu = of.Gaussian([0.0, 0.0], root=[[1.0, 0.5], [0.2, 0.8]])
     descent = of.SteepestDescent(of.SquaredScores(A), of.Wasserstein())
-    a, b = of.limit(descent, mu), of.limit(of.SoftmaxAttention(A, np.eye(2), -A), mu)
+    a, b = of.limit(mu, descent), of.limit(mu, of.SoftmaxAttention(A, np.eye(2), -A))
     assert int(a.rank) == int(b.rank) == 1
     assert gap(a.measure.cov, b.measure.cov) < 1e-6
 
@@ -254,7 +263,9 @@ def test_a_gradient_flow_has_the_limit_of_the_attention_that_it_equals() -> None
 def test_limits_in_single_precision_exist() -> None:
     eye = torch.eye(2)
     A = torch.tensor([[-1.0, 2.0], [-2.0, 0.0]])
-    found = of.limit(of.SoftmaxAttention(A, eye, eye), of.Gaussian(torch.zeros(2), eye), tol=1e-4, rtol=1e-5)
+    found = of.limit(
+        of.Gaussian(torch.zeros(2), root=eye), of.SoftmaxAttention(A, eye, eye), tol=1e-4, rtol=1e-5
+    )
     assert found.status == "ok"
     assert found.measure.root.dtype == torch.float32
 
@@ -269,8 +280,8 @@ def test_the_last_bit_of_single_precision_does_not_decide_whether_there_is_a_lim
     B, root, V = (rng.standard_normal((2, 2)).astype(np.float32) for _ in range(3))
     A = torch.from_numpy(B @ B.T)
     field, wide = (of.SoftmaxAttention(*(w.to(d) for w in (A, eye, torch.from_numpy(V)))) for d in DTYPES)
-    found = of.limit(field, of.Gaussian(torch.zeros(2), root), on_failure="return")
-    exact = of.limit(wide, of.Gaussian(np.zeros(2), root.astype(float)), on_failure="return")
+    found = of.limit(of.Gaussian(torch.zeros(2), root=root), field, on_failure="return")
+    exact = of.limit(of.Gaussian(np.zeros(2), root=root.astype(float)), wide, on_failure="return")
     assert (found.status, int(found.rank)) == (exact.status, int(exact.rank))
     assert found.measure.dtype == found.spectrum.dtype == found.slopes.dtype == torch.float32
     torch.testing.assert_close(found.spectrum.double(), exact.spectrum, rtol=1e-6, atol=1e-30)
@@ -278,7 +289,7 @@ def test_the_last_bit_of_single_precision_does_not_decide_whether_there_is_a_lim
 
 def test_fields_of_every_make_are_followed_in_double_precision() -> None:
     """Sums, heads and energies of constant weights; a function of time that gives single stays single."""
-    eye, mu = torch.eye(2), of.Gaussian(torch.zeros(2), torch.tensor([[1.0, 0.5], [0.2, 0.8]]))
+    eye, mu = torch.eye(2), of.Gaussian(torch.zeros(2), root=torch.tensor([[1.0, 0.5], [0.2, 0.8]]))
     attention = of.SoftmaxAttention(eye, eye, -eye)
     for field in (
         attention + 0.5 * of.SoftmaxAttention(eye, eye, -eye),

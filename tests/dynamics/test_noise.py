@@ -196,14 +196,14 @@ def test_common_noise_is_shared_within_a_member_and_not_between_members() -> Non
 
 
 def test_common_noise_moves_the_mean_of_a_gaussian_alone() -> None:
-    path, g = of.BrownianPath(15, (2,)), of.Gaussian(normal(2), np.eye(2))
+    path, g = of.BrownianPath(15, (2,)), of.Gaussian(normal(2), root=np.eye(2))
     zero = of.SteepestDescent(of.Potential(lambda x: 0 * x.sum(-1)), of.Wasserstein())
     final = of.flow(g, zero, of.Euler(), t1=1.0, dt=0.25, noise=of.CommonNoise(0.5, path=path)).final
     np.testing.assert_allclose(final.mean, g.mean.numpy() + 0.5 * path(1.0), atol=1e-12)
     assert torch.equal(final.root, g.root)
 
 
-@pytest.mark.parametrize("mu", [of.Gaussian(np.zeros(2), np.eye(2)), hill(12)], ids=repr)
+@pytest.mark.parametrize("mu", [of.Gaussian(np.zeros(2), root=np.eye(2)), hill(12)], ids=repr)
 def test_independent_noise_needs_particles_and_names_the_entropy(mu: of.Measure) -> None:
     field = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1)), of.Wasserstein())
     with pytest.raises(of.InputError, match="Entropy"):

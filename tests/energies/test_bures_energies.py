@@ -28,7 +28,7 @@ def signed(seed: int, d: int, values: Any) -> Array:
 
 def laws(seed: int, d: int, r: int | None = None, *, mean: float = 0.0) -> of.Gaussian:
     rng = np.random.default_rng(seed)
-    return of.Gaussian(mean * rng.standard_normal((4, d)), 0.8 * rng.standard_normal((4, d, r or d)))
+    return of.Gaussian(mean * rng.standard_normal((4, d)), root=0.8 * rng.standard_normal((4, d, r or d)))
 
 
 def cloud(seed: int, n: int, d: int) -> of.Particles:
@@ -138,7 +138,7 @@ def test_self_transport_with_the_identity_is_the_entropic_cost_of_squared_distan
 @pytest.mark.parametrize("d", [1, 2])
 def test_the_gaussian_value_is_that_of_quadrature_nodes(d: int) -> None:
     A = signed(8, d, [0.6, -0.5][:d])
-    mu = of.Gaussian(0.5 * np.ones(d), 0.6 * np.random.default_rng(9).standard_normal((d, d)))
+    mu = of.Gaussian(0.5 * np.ones(d), root=0.6 * np.random.default_rng(9).standard_normal((d, d)))
     F = of.SelfTransport(A, 0.8, tol=1e-12)
     assert F(mu).item() == pytest.approx(F(of.Particles(*mu.nodes())).item(), rel=1e-8)
 
@@ -150,13 +150,15 @@ def test_values_are_accurate_for_tiny_and_huge_couplings(s: float) -> None:
         transport = float((q - 1 - mpmath.log((1 + q) / 2)) / 4)
         squares = float(mpmath.mpf(s) - mpmath.log(1 + 2 * mpmath.mpf(s)) / 2) / 2
     # A = [[s]] on the standard normal law, and K = [[1]] on one of variance s
-    assert of.SelfTransport([[s]])(of.Gaussian([0.0], [[1.0]])).item() == pytest.approx(transport, rel=1e-13)
+    assert of.SelfTransport([[s]])(of.Gaussian([0.0], root=[[1.0]])).item() == pytest.approx(
+        transport, rel=1e-13
+    )
     K = np.array([[np.sqrt(s)]])
-    assert of.L2Energy(K)(of.Gaussian([0.0], [[1.0]])).item() == pytest.approx(squares, rel=1e-12)
+    assert of.L2Energy(K)(of.Gaussian([0.0], root=[[1.0]])).item() == pytest.approx(squares, rel=1e-12)
 
 
 def test_gradients_are_accurate_for_tiny_couplings() -> None:
-    mu = of.Gaussian([0.0], [[1e-6]])
+    mu = of.Gaussian([0.0], root=[[1e-6]])
     assert of.L2Energy([[1.0]]).differential(mu)[1].item() == pytest.approx(2e-18, rel=1e-11)
     assert of.SelfTransport([[1.0]]).differential(mu)[1].item() == pytest.approx(1e-18, rel=1e-11)
 
@@ -193,7 +195,7 @@ def test_energies_are_twice_differentiable_on_gaussians(name: str) -> None:
 
 @pytest.mark.parametrize("root", [np.eye(3), np.zeros((3, 3)), np.diag([1.0, 0.0, 0.0])])
 def test_derivatives_are_right_at_repeated_and_zero_singular_values(root: Array) -> None:
-    mu = of.Gaussian(np.zeros(3), root)
+    mu = of.Gaussian(np.zeros(3), root=root)
     for F in (of.SelfTransport(np.diag([1.0, -1.0, 1.0])), of.L2Energy(np.eye(3))):
         leaves = tuple(c.clone().requires_grad_() for c in mu.coords)
         assert torch.autograd.gradcheck(lambda *c, F=F: F(mu.at(c)), leaves)
@@ -230,7 +232,7 @@ def bend(F: of.Energy, mu: of.Gaussian, nu: of.Gaussian) -> Array:
 def pairs(seed: int, n: int, d: int, mean: float) -> tuple[of.Gaussian, of.Gaussian]:
     rng = np.random.default_rng(seed)
     return tuple(  # type: ignore[return-value]
-        of.Gaussian(mean * rng.standard_normal((n, d)), rng.standard_normal((n, d, d))) for _ in range(2)
+        of.Gaussian(mean * rng.standard_normal((n, d)), root=rng.standard_normal((n, d, d))) for _ in range(2)
     )
 
 
@@ -249,7 +251,7 @@ def test_self_transport_is_convex_in_the_mean_too_for_positive_scores() -> None:
 
 def test_energies_of_indefinite_scores_are_not_convex() -> None:
     """Two laws near the null lines of x^2 - y^2, with a geodesic over (1, 0), where scores are large."""
-    mu, nu = (of.Gaussian([0.0, 0.0], [[1.0], [y]]) for y in (0.9, -0.9))
+    mu, nu = (of.Gaussian([0.0, 0.0], root=[[1.0], [y]]) for y in (0.9, -0.9))
     A = np.diag([1.0, -1.0])
     F = of.SquaredScores(A)
     half = of.bures_geodesic(mu, nu, 0.5)
@@ -259,7 +261,7 @@ def test_energies_of_indefinite_scores_are_not_convex() -> None:
 
 
 def test_the_energies_of_values_of_the_other_sign_are_not_convex() -> None:
-    mu, nu = of.Gaussian([0.0], [[1.0]]), of.Gaussian([0.0], [[3.0]])
+    mu, nu = of.Gaussian([0.0], root=[[1.0]]), of.Gaussian([0.0], root=[[3.0]])
     for F in (of.SquaredScores([[1.0]]), of.SelfTransport([[1.0]])):
         assert bend(-F, mu, nu).item() < -0.05
 
@@ -280,7 +282,7 @@ def linearised(field: of.VelocityField, mu: of.Gaussian) -> Array:
 def test_l2_attention_with_its_own_transpose_is_no_gradient_flow() -> None:
     rng = np.random.default_rng(60)
     Q, K = rng.standard_normal((2, 3, 3))
-    mu = of.Gaussian(np.zeros(3), rng.standard_normal((3, 3)))
+    mu = of.Gaussian(np.zeros(3), root=rng.standard_normal((3, 3)))
     J = linearised(of.L2Attention(Q, K, Q.T @ K), mu)
     assert np.abs(J - J.T).max() > 0.05 * np.abs(J).max()
     good = linearised(of.L2Attention(0.5 * K, K, -0.5 * K.T @ K), mu)
@@ -291,7 +293,7 @@ def test_l2_attention_with_its_own_transpose_is_no_gradient_flow() -> None:
 
 
 def test_wrong_input_is_refused_with_a_remedy() -> None:
-    mu, grid = of.Gaussian(np.zeros(2), np.eye(2)), of.Grid(np.ones(4), [np.arange(4) / 4 + 0.125])
+    mu, grid = of.Gaussian(np.zeros(2), root=np.eye(2)), of.Grid(np.ones(4), [np.arange(4) / 4 + 0.125])
     cases = [
         (lambda: of.SquaredScores(np.ones((2, 3))), r"A\.shape.*\(d, d\)"),
         (lambda: of.SelfTransport([[1.0, 2.0], [0.0, 1.0]]), r"A - A\^T.*symmetric"),

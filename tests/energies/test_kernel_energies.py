@@ -45,13 +45,13 @@ MATRICES = {
     "zero": np.zeros((3, 3)),
 }
 GAUSSIANS = {
-    "line": lambda: of.Gaussian([0.4], [[0.6]]),
-    "centred": lambda: of.Gaussian(np.zeros(3), 0.4 * normal(3, 3)),
-    "shifted": lambda: of.Gaussian(0.5 * normal(3, seed=1), 0.3 * normal(3, 3, seed=2)),
-    "of_rank_one": lambda: of.Gaussian(0.5 * normal(3, seed=1), 0.5 * normal(3, 1, seed=2)),
-    "wide_root": lambda: of.Gaussian(0.5 * normal(3, seed=1), 0.25 * normal(3, 5, seed=2)),
-    "batched": lambda: of.Gaussian(0.5 * normal(2, 4, seed=1), 0.2 * normal(2, 4, 4, seed=2)),
-    "dirac": lambda: of.Gaussian(normal(3, seed=1), np.zeros((3, 1))),
+    "line": lambda: of.Gaussian([0.4], root=[[0.6]]),
+    "centred": lambda: of.Gaussian(np.zeros(3), root=0.4 * normal(3, 3)),
+    "shifted": lambda: of.Gaussian(0.5 * normal(3, seed=1), root=0.3 * normal(3, 3, seed=2)),
+    "of_rank_one": lambda: of.Gaussian(0.5 * normal(3, seed=1), root=0.5 * normal(3, 1, seed=2)),
+    "wide_root": lambda: of.Gaussian(0.5 * normal(3, seed=1), root=0.25 * normal(3, 5, seed=2)),
+    "batched": lambda: of.Gaussian(0.5 * normal(2, 4, seed=1), root=0.2 * normal(2, 4, 4, seed=2)),
+    "dirac": lambda: of.Gaussian(normal(3, seed=1), root=np.zeros((3, 1))),
 }
 
 
@@ -285,7 +285,7 @@ def test_the_exponential_of_a_gaussian_on_the_line_is_its_integral(m: float, r: 
 
     expected = mpmath.quad(inner, [-60, -20, -5, 0, 5, 20, 60]) / 2
     F = ExponentialInteraction([[a]])
-    assert F(of.Gaussian([m], [[r]])).item() == pytest.approx(float(expected), rel=1e-12)
+    assert F(of.Gaussian([m], root=[[r]])).item() == pytest.approx(float(expected), rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -297,12 +297,12 @@ def test_the_softplus_of_a_gaussian_on_the_line_is_its_integral(m: float, r: flo
     x = m + r * z
     expected = w @ np.logaddexp(0.0, a * np.outer(x, x)) @ w / 2
     F = SigmoidInteraction([[a]])
-    assert F(of.Gaussian([m], [[r]])).item() == pytest.approx(expected, rel=1e-12)
+    assert F(of.Gaussian([m], root=[[r]])).item() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gaussian_in_the_plane_agrees_with_its_quadrature(kind: Any) -> None:
-    mu, A = of.Gaussian([0.3, -0.5], [[0.4, 0.1], [-0.2, 0.5]]), symmetric(5, 2)
+    mu, A = of.Gaussian([0.3, -0.5], root=[[0.4, 0.1], [-0.2, 0.5]]), symmetric(5, 2)
     expected = kind(A)(of.Particles(*mu.nodes()))
     assert kind(A)(mu).item() == pytest.approx(expected.item(), rel=1e-11)
 
@@ -338,7 +338,7 @@ def test_the_remainder_of_taylor_has_slope_two_on_gaussians(kind: Any) -> None:
 
 def test_a_law_that_is_too_wide_has_infinite_energy_and_no_slope_but_others_of_the_batch_have() -> None:
     roots = np.array([1.1, 0.9, 1.0])[:, None, None]
-    mu, F = of.Gaussian(np.full((3, 1), 0.3), roots), ExponentialInteraction([[-1.0]])
+    mu, F = of.Gaussian(np.full((3, 1), 0.3), root=roots), ExponentialInteraction([[-1.0]])
     values, good = F(mu), mu[1]
     assert values[[0, 2]].tolist() == [math.inf, math.inf]
     assert values[1].item() == pytest.approx(F(good).item(), rel=1e-14)
@@ -353,16 +353,16 @@ def test_a_wide_law_has_a_softplus_but_not_without_end() -> None:
     """log(1 + exp(s)) = max(s, 0) + log(1 + exp(-|s|)), s = 900 zw, and |zw| has the density 2 K_0 / pi."""
     F = SigmoidInteraction([[1.0]])
     tail, _ = quad(lambda t: np.log1p(np.exp(-900 * t)) * 2 / np.pi * k0(t), 0.0, 0.05, epsrel=1e-12)
-    assert F(of.Gaussian([0.0], [[30.0]])).item() == pytest.approx((900 / math.pi + tail) / 2, rel=1e-12)
+    assert F(of.Gaussian([0.0], root=[[30.0]])).item() == pytest.approx((900 / math.pi + tail) / 2, rel=1e-12)
     with pytest.raises(of.InputError, match="score of a pair"):
-        F(of.Gaussian([0.0], [[300.0]]))
+        F(of.Gaussian([0.0], root=[[300.0]]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gaussians_in_single_precision(kind: Any) -> None:
     A = symmetric(6, 3)
     mu = GAUSSIANS["shifted"]()
-    single = of.Gaussian(mu.mean.float(), mu.root.float())
+    single = of.Gaussian(mu.mean.float(), root=mu.root.float())
     F = kind(A.astype(np.float32))
     assert F(single).dtype == F.differential(single)[1].dtype == torch.float32
     assert F(single).item() == pytest.approx(kind(A)(mu).item(), rel=1e-5)
@@ -391,7 +391,7 @@ def test_matrices_that_make_no_energy_are_refused(kind: Any, A: Any, match: str)
     ("mu", "match"),
     [
         (of.Particles(np.zeros((2, 2))), r"A\.shape"),
-        (of.Gaussian(np.zeros(2), np.eye(2)), r"A\.shape"),
+        (of.Gaussian(np.zeros(2), root=np.eye(2)), r"A\.shape"),
         (of.Particles(np.zeros((2, 3), np.float32)), "A = a tensor of dtype"),
         (of.Particles(np.zeros((2, 3)), space=of.Torus()), "space"),
         (of.Grid([1.0, 1.0], [[0.25, 0.75]]), "between tokens"),

@@ -27,7 +27,7 @@ def cloud(seed: int, n: int, d: int, *batch: int, uniform: bool = False) -> of.P
 
 
 def gaussian(seed: int, d: int, r: int, *batch: int) -> of.Gaussian:
-    return of.Gaussian(normal(*batch, d, seed=seed), 0.8 * normal(*batch, d, r, seed=seed + 50))
+    return of.Gaussian(normal(*batch, d, seed=seed), root=0.8 * normal(*batch, d, r, seed=seed + 50))
 
 
 def on_sphere(seed: int, n: int) -> of.Particles:
@@ -140,7 +140,7 @@ def test_single_precision_stays_single(energy: str, pair: Any) -> None:
 def single(mu: of.Measure) -> of.Measure:
     if isinstance(mu, of.Particles):
         return of.Particles(mu.x.float(), mu.w.float())
-    return of.Gaussian(*(c.float() for c in mu.coords))
+    return of.Gaussian(mu.mean.float(), root=mu.root.float())
 
 
 @pytest.mark.parametrize("energy", ENERGIES)

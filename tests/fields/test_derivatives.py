@@ -163,7 +163,7 @@ def test_derivatives_on_a_gaussian_survive_equal_and_zero_singular_values(
         "zero": np.zeros((3, 3)),
         "random": zoo.rng(13).standard_normal((3, 3)),
     }[cov]
-    mu = of.Gaussian(zoo.rng(14).standard_normal(3), root)
+    mu = of.Gaussian(zoo.rng(14).standard_normal(3), root=root)
     field = KINDS[kind](np.eye(3)[:rank], np.eye(3)[:rank], zoo.matrix(15))
     u, c = directions(mu, 13), directions(mu, 14)
     forward, backward, expected = field.jvp(T, mu, u), field.vjp(T, mu, c), quotient(field, mu, u)
@@ -247,7 +247,7 @@ def test_a_flow_of_gaussians_is_differentiable(kind: str) -> None:
     root = torch.tensor([[1.0, 0.2], [0.1, 0.7]], dtype=torch.float64, requires_grad=True)
 
     def final(*a: Tensor) -> tuple[Tensor, Tensor]:
-        mu = of.flow(of.Gaussian(*a[:2]), KINDS[kind](*a[2:]), of.RK4(), t1=0.3, dt=0.1).final
+        mu = of.flow(of.Gaussian(a[0], root=a[1]), KINDS[kind](*a[2:]), of.RK4(), t1=0.3, dt=0.1).final
         return mu.mean, mu.root
 
     assert torch.autograd.gradcheck(final, [mean, root, Q, K, V], eps=1e-5, atol=1e-8, rtol=1e-6)

@@ -19,8 +19,8 @@ BATCHES: dict[str, of.Measure] = {
     "two axes": of.Particles(normal(2, 2, 3, 2), zoo.weights(0, 3)),
     "sphere": of.Particles(unit(2, 4, 3), space=of.Sphere()),
     "torus": of.Particles(normal(2, 4, 2), space=of.Torus(3.0)),
-    "gaussian": of.Gaussian(normal(2, 1), 0.5 + 0.1 * normal(2, 1, 1)),
-    "cubature": of.Gaussian(0.3 * normal(2, 4), 0.4 * normal(2, 4, 4)),
+    "gaussian": of.Gaussian(normal(2, 1), root=0.5 + 0.1 * normal(2, 1, 1)),
+    "cubature": of.Gaussian(0.3 * normal(2, 4), root=0.4 * normal(2, 4, 4)),
     "grid": plateau(5, 4, 2),
 }
 CASES = [
@@ -45,7 +45,7 @@ def _(mu: of.Particles, index: tuple[int, ...]) -> of.Measure:
 
 @member.register
 def _(mu: of.Gaussian, index: tuple[int, ...]) -> of.Measure:
-    return of.Gaussian(mu.mean[index], mu.root[index])
+    return of.Gaussian(mu.mean[index], root=mu.root[index])
 
 
 @member.register

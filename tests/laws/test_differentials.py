@@ -105,12 +105,12 @@ def test_a_singular_kernel_leaves_the_gradient_of_other_pairs_alone() -> None:
 def test_a_potential_integrates_moments_of_a_gaussian(order: int) -> None:
     m, s = 0.7, 1.3
     moments = {1: m, 2: m**2 + s**2, 3: m**3 + 3 * m * s**2, 4: m**4 + 6 * m**2 * s**2 + 3 * s**4}
-    g = of.Gaussian([m], [[s]])
+    g = of.Gaussian([m], root=[[s]])
     assert of.Potential(lambda x: x[..., 0] ** order)(g).item() == pytest.approx(moments[order], rel=1e-12)
 
 
 def test_quadratic_attraction_on_a_gaussian_is_its_variance() -> None:
-    g = of.Gaussian(normal(2), normal(2, 2))
+    g = of.Gaussian(normal(2), root=normal(2, 2))
     F = of.Interaction(lambda x, y: (x - y).square().sum(-1) / 2)
     assert F(g).item() == pytest.approx(g.cov.trace().item() / 2, rel=1e-12)
 

@@ -24,7 +24,7 @@ def target() -> of.Particles:
 
 
 def normal_target() -> of.Gaussian:
-    return of.Gaussian(zoo.rng(33).standard_normal(D), zoo.matrix(34))
+    return of.Gaussian(zoo.rng(33).standard_normal(D), root=zoo.matrix(34))
 
 
 def quantiles() -> of.Quantiles:
@@ -34,7 +34,7 @@ def quantiles() -> of.Quantiles:
 
 MEASURES: dict[str, Callable[[], of.Measure]] = {
     **{name: zoo.MEASURES[name] for name in (*zoo.CLOUDS, *zoo.GAUSSIANS, *zoo.GRIDS)},
-    "gaussian_on_the_line": lambda: of.Gaussian([0.4], [[0.6]]),
+    "gaussian_on_the_line": lambda: of.Gaussian([0.4], root=[[0.6]]),
     "quantiles": quantiles,
 }
 FLAT = tuple(name for name in zoo.CLOUDS if name != "sphere")

@@ -61,8 +61,10 @@ def test_attention_turns_with_its_tokens(kind: str, space: of.Space) -> None:
 def test_attention_turns_with_a_gaussian(kind: str) -> None:
     Q, K, V = zoo.QKV(30)
     m, R = torch.tensor(normal(3)), torch.tensor(normal(3, 2))
-    here = KINDS[kind](Q, K, V)(0.0, of.Gaussian(m, R))
-    there = KINDS[kind](Q @ TURN.mT, K @ TURN.mT, TURN @ V @ TURN.mT)(0.0, of.Gaussian(TURN @ m, TURN @ R))
+    here = KINDS[kind](Q, K, V)(0.0, of.Gaussian(m, root=R))
+    there = KINDS[kind](Q @ TURN.mT, K @ TURN.mT, TURN @ V @ TURN.mT)(
+        0.0, of.Gaussian(TURN @ m, root=TURN @ R)
+    )
     torch.testing.assert_close(there[0], TURN @ here[0], rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(there[1], TURN @ here[1], rtol=1e-12, atol=1e-13)
 
@@ -72,7 +74,7 @@ def test_a_gaussian_does_not_care_which_root_of_its_covariance_holds_it(kind: st
     """R and R U mean the same law; the velocity of the root is then B R U."""
     m, R = torch.tensor(normal(3)), torch.tensor(normal(3, 3))
     field = KINDS[kind](*zoo.QKV(30))
-    one, other = field(0.0, of.Gaussian(m, R)), field(0.0, of.Gaussian(m, R @ TURN))
+    one, other = field(0.0, of.Gaussian(m, root=R)), field(0.0, of.Gaussian(m, root=R @ TURN))
     torch.testing.assert_close(other[0], one[0], rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(other[1], one[1] @ TURN, rtol=1e-11, atol=1e-12)
 

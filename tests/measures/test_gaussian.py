@@ -21,7 +21,7 @@ def moment(powers: tuple[int, ...]) -> float:
 
 
 def quadrature(r: int, powers: tuple[int, ...]) -> float:
-    x, w = of.Gaussian(np.zeros(r), np.eye(r)).nodes()
+    x, w = of.Gaussian(np.zeros(r), root=np.eye(r)).nodes()
     return float((w * torch.stack([x[:, i] ** k for i, k in enumerate(powers)]).prod(0)).sum())
 
 
@@ -48,7 +48,7 @@ def test_stroud_nodes_are_not_exact_for_degree_six() -> None:
 
 @pytest.mark.parametrize("r", [1, 2, 3, 4, 7])
 def test_nodes_have_the_mean_and_the_covariance(r: int) -> None:
-    g = of.Gaussian(normal(2, 4), normal(2, 4, r))
+    g = of.Gaussian(normal(2, 4), root=normal(2, 4, r))
     x, w = g.nodes()
     assert w.shape == x.shape[:-1] == (2, len(w[0]))
     torch.testing.assert_close((w[..., None] * x).sum(-2), g.mean)
@@ -57,7 +57,7 @@ def test_nodes_have_the_mean_and_the_covariance(r: int) -> None:
 
 
 def test_the_number_of_stroud_nodes_grows_quadratically() -> None:
-    assert of.Gaussian(np.zeros(10), np.eye(10)).nodes()[0].shape == (201, 10)
+    assert of.Gaussian(np.zeros(10), root=np.eye(10)).nodes()[0].shape == (201, 10)
 
 
 # --- constructors ------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def test_the_number_of_stroud_nodes_grows_quadratically() -> None:
 def test_a_covariance_comes_back() -> None:
     a = normal(3, 4, 4)
     cov = a @ np.swapaxes(a, -1, -2)
-    g = of.Gaussian.from_cov(np.zeros(4), cov)
+    g = of.Gaussian(np.zeros(4), cov=cov)
     assert (tuple(g.batch), g.d) == ((3,), 4)
     np.testing.assert_allclose(g.cov, cov, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(g.root, g.root.mT)
@@ -76,40 +76,40 @@ def test_a_covariance_comes_back() -> None:
 def test_a_singular_covariance_is_welcome(values: tuple[float, ...]) -> None:
     turn = np.linalg.qr(normal(3, 3))[0]
     cov = (turn * np.array(values)) @ turn.T
-    g = of.Gaussian.from_cov(np.zeros(3), (cov + cov.T) / 2)
+    g = of.Gaussian(np.zeros(3), cov=(cov + cov.T) / 2)
     np.testing.assert_allclose(g.cov, cov, rtol=0, atol=1e-15 * max(values))
     assert bool(torch.isfinite(g.root).all())
 
 
 def test_an_eigenvalue_within_rounding_of_zero_is_taken_for_zero() -> None:
-    g = of.Gaussian.from_cov(np.zeros(2), np.diag([1.0, -1e-12]))
+    g = of.Gaussian(np.zeros(2), cov=np.diag([1.0, -1e-12]))
     assert g.cov.tolist() == [[1.0, 0.0], [0.0, 0.0]]
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
 def test_a_negative_eigenvalue_is_refused_at_every_scale(scale: float) -> None:
     with pytest.raises(of.InputError, match="min eigenvalue of cov = -"):
-        of.Gaussian.from_cov(np.zeros(2), scale * np.diag([1.0, -1e-6]))
+        of.Gaussian(np.zeros(2), cov=scale * np.diag([1.0, -1e-6]))
 
 
 def test_the_tolerance_for_negative_eigenvalues_can_be_relaxed() -> None:
-    assert of.Gaussian.from_cov(np.zeros(2), np.diag([1.0, -1e-6]), tol=1e-5).root[1, 1].item() == 0.0
+    assert of.Gaussian(np.zeros(2), cov=np.diag([1.0, -1e-6]), tol=1e-5).root[1, 1].item() == 0.0
 
 
 def test_one_bad_member_of_a_batch_is_enough_for_refusal() -> None:
     cov = np.stack([100 * np.eye(2), np.diag([1.0, -0.5])])
     with pytest.raises(of.InputError, match=r"min eigenvalue of cov = -0\.5"):
-        of.Gaussian.from_cov(np.zeros(2), cov)
+        of.Gaussian(np.zeros(2), cov=cov)
 
 
 def test_the_root_of_a_covariance_is_differentiable_at_the_identity() -> None:
     s = torch.eye(3, dtype=torch.float64, requires_grad=True)
-    of.Gaussian.from_cov(torch.zeros(3, dtype=torch.float64), s).root.diagonal().sum().backward()
+    of.Gaussian(torch.zeros(3, dtype=torch.float64), cov=s).root.diagonal().sum().backward()
     torch.testing.assert_close(s.grad, 0.5 * torch.eye(3, dtype=torch.float64))
 
 
 def test_mean_and_root_broadcast() -> None:
-    g = of.Gaussian(normal(5, 1, 2), normal(3, 2, 2))
+    g = of.Gaussian(normal(5, 1, 2), root=normal(3, 2, 2))
     assert g.batch == (5, 3)
     assert g.mean.shape == (5, 3, 2)
     assert g.root.shape == (5, 3, 2, 2)
@@ -119,11 +119,11 @@ def test_mean_and_root_broadcast() -> None:
 def test_a_root_may_be_thin_or_wide() -> None:
     for r in (1, 2, 5):
         R = normal(3, r)
-        np.testing.assert_allclose(of.Gaussian(np.zeros(3), R).cov, R @ R.T, rtol=1e-14, atol=1e-15)
+        np.testing.assert_allclose(of.Gaussian(np.zeros(3), root=R).cov, R @ R.T, rtol=1e-14, atol=1e-15)
 
 
 def test_other_coordinates_make_another_gaussian() -> None:
-    g = of.Gaussian(normal(2), np.eye(2))
+    g = of.Gaussian(normal(2), root=np.eye(2))
     m, R = torch.tensor(normal(4, 2)), torch.tensor(normal(4, 2, 2))
     h = g.at([m, R])
     assert h.batch == (4,)
@@ -132,7 +132,7 @@ def test_other_coordinates_make_another_gaussian() -> None:
 
 
 def test_a_move_adds_to_mean_and_root() -> None:
-    g = of.Gaussian(normal(2), np.eye(2))
+    g = of.Gaussian(normal(2), root=np.eye(2))
     u = of.Tangent([torch.ones(2).double(), torch.full((2, 2), 0.5).double()])
     h = g.move(u)
     torch.testing.assert_close(h.mean, g.mean + 1)
@@ -141,7 +141,7 @@ def test_a_move_adds_to_mean_and_root() -> None:
 
 def test_the_inner_product_is_that_of_affine_fields_in_l2() -> None:
     """E <b + B(x - m), c + C(x - m)> by quadrature."""
-    g = of.Gaussian(normal(3), normal(3, 3, seed=1))
+    g = of.Gaussian(normal(3), root=normal(3, 3, seed=1))
     b, c = (torch.tensor(normal(3, seed=s)) for s in (2, 3))
     B, C = (torch.tensor(normal(3, 3, seed=s)) for s in (4, 5))
     x, w = g.nodes()
@@ -167,7 +167,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
 def test_wrong_roots_are_refused(name: str) -> None:
     mean, root, words = WRONG[name]
     with pytest.raises(of.InputError, match=words):
-        of.Gaussian(mean, root)
+        of.Gaussian(mean, root=root)
 
 
 WRONG_COV: dict[str, tuple[Any, str]] = {
@@ -184,10 +184,15 @@ WRONG_COV: dict[str, tuple[Any, str]] = {
 def test_wrong_covariances_are_refused(name: str) -> None:
     cov, words = WRONG_COV[name]
     with pytest.raises(of.InputError, match=words):
-        of.Gaussian.from_cov(np.zeros(2), cov)
+        of.Gaussian(np.zeros(2), cov=cov)
 
 
 # --- flags ---------------------------------------------------------------------------------------------
+
+
+def rooted(mean: torch.Tensor, root: torch.Tensor) -> Gaussian:
+    return Gaussian(mean, root=root)
+
 
 CARRIERS: dict[str, tuple[Any, ...]] = {  # how a measure is made of tensors, and these
     "particles": (lambda x, w: of.Particles(x, w / w.sum()), normal(3, 2), np.ones(3)),
@@ -217,7 +222,7 @@ def test_no_quadrature_is_built_to_learn_that_nothing_requires_grad(
     monkeypatch.setattr(of.Gaussian, "nodes", lambda self: (built.append(self), nodes(self))[1])
     eye = np.eye(d)
     bell, pull = (
-        of.Gaussian(np.zeros(d), eye),
+        of.Gaussian(np.zeros(d), root=eye),
         of.SteepestDescent(of.QuadraticPotential(eye), of.Wasserstein()),
     )
     for field in (of.SoftmaxAttention(eye, eye, -eye), pull):

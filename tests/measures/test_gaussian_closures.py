@@ -49,7 +49,7 @@ FIELDS: dict[str, Any] = {
 
 def law(seed: int, d: int, r: int | None = None, scale: float = 0.7) -> of.Gaussian:
     rng = np.random.default_rng(seed)
-    return of.Gaussian(rng.standard_normal(d), scale * rng.standard_normal((d, r or d)))
+    return of.Gaussian(rng.standard_normal(d), root=scale * rng.standard_normal((d, r or d)))
 
 
 def matrices(seed: int, d: int, k: int, scale: float = 0.7, e: int | None = None) -> list[Array]:
@@ -192,7 +192,7 @@ def test_heads_of_all_kinds_follow_the_sum_of_their_formulas() -> None:
 def test_the_choice_of_root_does_not_matter(kind: str) -> None:
     mu, (Q, K, V) = law(90, 4), matrices(91, 4, 3)
     turn = scipy.linalg.qr(np.random.default_rng(92).standard_normal((4, 4)))[0]
-    other = of.Gaussian(mu.mean, mu.root @ torch.from_numpy(turn))
+    other = of.Gaussian(mu.mean, root=mu.root @ torch.from_numpy(turn))
     field = FIELDS[kind](Q, K, V)
     same(motion(field, other), motion(field, mu), 1e-12)
 
@@ -206,7 +206,7 @@ def test_members_of_a_batch_of_gaussians_are_independent(kind: str) -> None:
         rng.standard_normal((3, 2, 4)),
     )
     K, V = rng.standard_normal((2, 4)), rng.standard_normal((4, 4))
-    together = motion(FIELDS[kind](Q, K, V), of.Gaussian(mean, root))
+    together = motion(FIELDS[kind](Q, K, V), of.Gaussian(mean, root=root))
     for i in range(3):
         expected = FORMULAS[kind](Q[i], K, V, mean[i], root[i] @ root[i].T)
         same((together[0][i], together[1][i]), expected, 1e-10)
@@ -215,7 +215,7 @@ def test_members_of_a_batch_of_gaussians_are_independent(kind: str) -> None:
 @pytest.mark.parametrize("kind", FIELDS)
 def test_a_gaussian_without_spread_moves_like_one_token(kind: str) -> None:
     a, (Q, K, V) = np.array([0.3, -1.0, 2.0]), matrices(94, 3, 3)
-    mean, root = FIELDS[kind](Q, K, V)(0.0, of.Gaussian(a, np.zeros((3, 3))))
+    mean, root = FIELDS[kind](Q, K, V)(0.0, of.Gaussian(a, root=np.zeros((3, 3))))
     token = FIELDS[kind](Q, K, V)(0.0, of.Particles(a[None]))[0][0]
     assert float((mean - token).abs().max()) < 1e-14
     assert (root == 0).all()
@@ -232,7 +232,7 @@ def test_closures_use_the_weights_of_their_time(name: str, t: float) -> None:
 @pytest.mark.parametrize("size", [1e-150, 1e-8, 1e8, 1e150])
 def test_the_sinkhorn_closure_neither_overflows_nor_loses_small_couplings(size: float) -> None:
     one = np.ones((1, 1))
-    root = of.SinkhornAttention(one, one, one)(0.0, of.Gaussian([0.0], [[size]]))[1].item()
+    root = of.SinkhornAttention(one, one, one)(0.0, of.Gaussian([0.0], root=[[size]]))[1].item()
     z = 2 * size * size  # may be 0 or infinite
     gain = 1.0 if z > 1e20 else z / (1 + np.hypot(1, z))
     assert root == pytest.approx(size * gain, rel=1e-14, abs=1e-300)
@@ -240,7 +240,7 @@ def test_the_sinkhorn_closure_neither_overflows_nor_loses_small_couplings(size: 
 
 def test_a_softmax_flow_in_one_dimension_is_the_known_hyperbola() -> None:
     v, a, s0, t = 0.8, 0.5, 1.1, 0.6
-    mu = of.Gaussian([0.0], [[np.sqrt(s0)]])
+    mu = of.Gaussian([0.0], root=[[np.sqrt(s0)]])
     final = of.flow(
         mu, of.SoftmaxAttention([[a]], [[1.0]], [[v]]), of.Dopri5(1e-11, 1e-13), t1=t, save_at=[t]
     ).final

@@ -84,7 +84,7 @@ def test_the_full_action_has_derivatives(space: of.Space | None) -> None:
 
 
 def test_gaussians_pay_by_the_matrix_alone() -> None:
-    mu = of.Gaussian([0.0, 1.0], np.eye(2))
+    mu = of.Gaussian([0.0, 1.0], root=np.eye(2))
     u = of.Tangent([normal(2), normal(2, 2, seed=1)])
     got = Twisted(matrix=M, frozen=False).action(mu, u).item()
     m = torch.as_tensor(M)
@@ -122,10 +122,10 @@ def test_cutting_a_straight_path_changes_nothing() -> None:
 
 
 def test_gaussian_paths_are_joined_by_optimal_maps() -> None:
-    mu, nu = of.Gaussian([0.0, 0.0], np.eye(2)), of.Gaussian([1.0, 0.0], [[0.0, -3.0], [1.0, 0.0]])
+    mu, nu = of.Gaussian([0.0, 0.0], root=np.eye(2)), of.Gaussian([1.0, 0.0], root=[[0.0, -3.0], [1.0, 0.0]])
     assert path_action([mu, nu], Wasserstein()).item() == pytest.approx(1 + 4, rel=1e-13)
     with pytest.raises(InputError, match=r"nu\.root\.shape"):
-        path_action([of.Gaussian([0.0, 0.0], [[1.0], [0.0]]), nu], Wasserstein())
+        path_action([of.Gaussian([0.0, 0.0], root=[[1.0], [0.0]]), nu], Wasserstein())
 
 
 def test_paths_that_are_none_are_refused() -> None:
@@ -136,7 +136,7 @@ def test_paths_that_are_none_are_refused() -> None:
         ([mu, mu], [0.0, 1.0, 2.0], "increasing"),
         ([mu, cloud(3)], None, "same atoms"),
         ([mu, of.Particles(mu.x)], None, "same atoms"),
-        ([mu, of.Gaussian([0.0, 0.0], np.eye(2))], None, "same atoms"),
+        ([mu, of.Gaussian([0.0, 0.0], root=np.eye(2))], None, "same atoms"),
     ):
         with pytest.raises(InputError, match=words):
             path_action(measures, Wasserstein(), ts=ts)

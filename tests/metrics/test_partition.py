@@ -63,7 +63,7 @@ def test_atoms_without_mass_do_not_count() -> None:
 
 def test_on_a_gaussian_it_is_the_laplace_transform() -> None:
     A, x = normal(2, 2), normal(5, 2, seed=1)
-    mu = of.Gaussian(normal(2, seed=2), 0.5 * normal(2, 2, seed=3))
+    mu = of.Gaussian(normal(2, seed=2), root=0.5 * normal(2, 2, seed=3))
     y, w = mu.nodes()
     torch.testing.assert_close(Partition(A).log(mu, x), torch.log(torch.exp(x @ A.mT @ y.mT) @ w))
 

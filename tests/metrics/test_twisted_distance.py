@@ -62,16 +62,16 @@ def test_a_matrix_alone_is_w2_between_images() -> None:
 def test_gaussians_twisted_by_a_matrix_have_the_bures_distance_of_their_images() -> None:
     root = linalg.sqrtm(M).real
     S, T, a, b = normal(2, 2), normal(2, 2, seed=1), normal(2, seed=2), normal(2, seed=3)
-    image = [of.Gaussian(root @ m, root @ R) for m, R in ((a, S), (b, T))]
-    way = twisted_wasserstein(of.Gaussian(a, S), of.Gaussian(b, T), Twisted(matrix=M))
+    image = [of.Gaussian(root @ m, root=root @ R) for m, R in ((a, S), (b, T))]
+    way = twisted_wasserstein(of.Gaussian(a, root=S), of.Gaussian(b, root=T), Twisted(matrix=M))
     exact = distance(image[0], image[1], of.Wasserstein()).item()
     assert way.upper.item() == way.lower.item() == pytest.approx(exact, rel=1e-12)
     assert path_action(way.path, Twisted(matrix=M)).item() == pytest.approx(exact**2, rel=1e-10)
     end = way.path[-1]
     assert isinstance(end, of.Gaussian)
     torch.testing.assert_close(end.cov, torch.as_tensor(T @ T.T))
-    flat = twisted_wasserstein(of.Gaussian(a, S[:, :1]), of.Gaussian(b, T), Twisted())
-    near = distance(of.Gaussian(a, S[:, :1]), of.Gaussian(b, T), of.Wasserstein())
+    flat = twisted_wasserstein(of.Gaussian(a, root=S[:, :1]), of.Gaussian(b, root=T), Twisted())
+    near = distance(of.Gaussian(a, root=S[:, :1]), of.Gaussian(b, root=T), of.Wasserstein())
     torch.testing.assert_close(flat.upper, near)
 
 
@@ -437,7 +437,7 @@ def test_a_path_that_is_not_the_shortest_yet_says_so() -> None:
 def test_what_has_no_twisted_distance_is_refused() -> None:
     mu, nu = clouds()
     by_weight = Twisted(Partition(np.eye(2)))
-    bell, x = of.Gaussian([0.0, 0.0], np.eye(2)), (np.arange(4) + 0.5) / 4
+    bell, x = of.Gaussian([0.0, 0.0], root=np.eye(2)), (np.arange(4) + 0.5) / 4
     ring = of.Particles([[1.0, 0.0]], space=of.Sphere())
     for one, two, metric, words in (
         (mu, nu, of.Wasserstein(), "Twisted"),

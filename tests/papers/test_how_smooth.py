@@ -24,7 +24,7 @@ def test_tokens_in_a_small_ball_do_not_grow_like_the_root_of_n() -> None:
 def test_merged_tokens_have_the_constant_of_all_of_them(sign: float) -> None:
     field = of.SoftmaxAttention(sign * np.eye(2), np.eye(2), np.eye(2))
     for R in (1.0, 3.0):
-        full = local_constant(field, adversarial_tokens(field, R, 40)).value.item()
+        full = local_constant(adversarial_tokens(field, R, 40), field).value.item()
         assert runs.merged(R, np.array(40.0), sign).item() == pytest.approx(full, rel=1e-9)
 
 

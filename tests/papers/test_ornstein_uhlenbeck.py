@@ -27,13 +27,13 @@ def test_the_divergence_is_the_sum_of_both_integrals() -> None:
     both = integrate.quad(lambda x: (p.pdf(x) - q.pdf(x)) * (p.logpdf(x) - q.logpdf(x)), -12, 12, limit=200)[
         0
     ]
-    one, two = (of.Gaussian([law.mean()], [[law.std()]]) for law in (p, q))
+    one, two = (of.Gaussian([law.mean()], root=[[law.std()]]) for law in (p, q))
     assert float(runs.divergence(one, two)) == pytest.approx(both, rel=1e-8)
 
 
 def test_the_divergence_agrees_with_the_two_of_torch_in_several_dimensions() -> None:
     problem = runs.targets(3)
-    p, q = of.Gaussian.from_cov(problem.b, problem.S), problem.exact()
+    p, q = of.Gaussian(problem.b, cov=problem.S), problem.exact()
     one, two = (torch.distributions.MultivariateNormal(law.mean, law.cov) for law in (p, q))
     kl = torch.distributions.kl_divergence
     torch.testing.assert_close(runs.divergence(p, q), kl(one, two) + kl(two, one))

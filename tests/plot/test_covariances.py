@@ -32,7 +32,7 @@ def axes(*, spatial: bool = False) -> Axes:
 
 
 def gaussians(*covariances: list[list[float]]) -> of.Gaussian:
-    return of.Gaussian.from_cov(np.zeros((len(covariances), 2)), np.array(covariances))
+    return of.Gaussian(np.zeros((len(covariances), 2)), cov=np.array(covariances))
 
 
 def run(mu: of.Measure, sign: float = -1.0, t1: float = 1.0) -> of.Trajectory:
@@ -75,7 +75,7 @@ def test_a_covariance_has_its_place_in_the_cone() -> None:
 
 
 def test_a_zero_covariance_is_left_out_of_the_disk_without_complaint() -> None:
-    ax = plot.disk(of.Gaussian(np.zeros((2, 2)), np.stack([np.zeros((2, 2)), np.eye(2)])), ax=axes())
+    ax = plot.disk(of.Gaussian(np.zeros((2, 2)), root=np.stack([np.zeros((2, 2)), np.eye(2)])), ax=axes())
     ax.figure.canvas.draw()
     (dots,) = [np.ma.masked_invalid(xy) for xy in offsets(ax)]
     np.testing.assert_allclose(dots.compressed(), [0.0, 0.0])
@@ -97,7 +97,7 @@ def test_every_member_is_a_line_from_a_small_dot_to_a_bigger_one() -> None:
 
 def test_a_batch_of_any_shape_and_an_array_of_numbers_give_one_colour_per_member() -> None:
     S = np.broadcast_to(0.1 * np.eye(2), (2, 3, 2, 2))
-    mu = of.Gaussian.from_cov(np.zeros((2, 3, 2)), S)
+    mu = of.Gaussian(np.zeros((2, 3, 2)), cov=S)
     ax = plot.disk(run(mu), ax=axes(), color=np.arange(6.0))
     end = [c for c in ax.collections if isinstance(c, PathCollection)][-1]
     assert len(np.unique(end.get_facecolor(), axis=0)) == 6
@@ -138,7 +138,7 @@ def test_the_lid_of_the_cone_can_be_chosen() -> None:
 
 
 def test_a_huge_covariance_does_not_spoil_the_cone() -> None:
-    mu = of.Gaussian(np.zeros((2, 2)), np.stack([1e200 * np.eye(2), np.eye(2)]))
+    mu = of.Gaussian(np.zeros((2, 2)), root=np.stack([1e200 * np.eye(2), np.eye(2)]))
     ax = plot.cone(mu, ax=axes(spatial=True), top=3.0)
     ax.figure.canvas.draw()
     (dots,) = in_space(ax)
@@ -185,7 +185,7 @@ def test_spectra_run_along_time_with_a_line_per_member_and_eigenvalue() -> None:
     np.testing.assert_allclose(ax.lines[0].get_ydata(), values[:, 0, 1])
 
 
-SOLID = of.Gaussian(np.zeros(3), np.eye(3))
+SOLID = of.Gaussian(np.zeros(3), root=np.eye(3))
 REFUSED: dict[str, tuple[Callable[[], Axes], str]] = {
     "tokens": (
         lambda: plot.disk(of.Particles(np.zeros((3, 2)))),

@@ -73,7 +73,7 @@ def test_the_house_style_is_not_set_globally() -> None:
     assert dict(mpl.rcParams) == before
 
 
-GAUSS = of.Gaussian(np.zeros(2), np.eye(2))
+GAUSS = of.Gaussian(np.zeros(2), root=np.eye(2))
 DRAW: dict[str, Callable[[Axes | None], Axes]] = {
     "particles": lambda ax: plot.particles(cloud(), ax=ax),
     "trails": lambda ax: plot.trails(run(cloud()), ax=ax),
@@ -181,7 +181,7 @@ def test_several_observables_get_a_legend() -> None:
 
 def test_an_ellipse_holds_the_mass_of_its_level() -> None:
     S, m = np.array([[2.0, 0.7], [0.7, 1.0]]), np.array([1.0, -1.0])
-    ax = plot.ellipses(of.Gaussian.from_cov(m, S), ax=axes(), level=0.8)
+    ax = plot.ellipses(of.Gaussian(m, cov=S), ax=axes(), level=0.8)
     (curve,) = lines(ax).get_segments()
     z = np.asarray(curve) - m
     assert np.allclose(np.einsum("ni,ij,nj->n", z, np.linalg.inv(S), z), chi2(2).ppf(0.8))
@@ -217,14 +217,17 @@ REFUSED: dict[str, tuple[Callable[[], Axes], str]] = {
     "colour": (lambda: plot.particles(cloud(), color=["red", "blue"]), "one colour, or one per token"),
     "numbers": (lambda: plot.particles(cloud(), color=np.arange(3.0)), "one colour, or one per token"),
     "name": (lambda: plot.energy(run(cloud()), "H"), "name = 'H': this run observed 'F', 'G'; add it to"),
-    "log": (lambda: plot.energy(run(of.Gaussian([-1.0, 0.0], EYE)), "G", log=True), "needs values > 0"),
+    "log": (lambda: plot.energy(run(of.Gaussian([-1.0, 0.0], root=EYE)), "G", log=True), "needs values > 0"),
     "nothing": (
         lambda: plot.energy(of.flow(cloud(), ATTENTION, of.Euler(), t1=0.1, dt=0.1)),
         "nothing was observed; pass flow",
     ),
     "level": (lambda: plot.ellipses(GAUSS, level=1.0), r"level = 1\.0: a mass between 0 and 1"),
     "no ellipse": (lambda: plot.ellipses(run(cloud())), "ellipses show Gaussians; use otflow.plot.particles"),
-    "space": (lambda: plot.ellipses(of.Gaussian(np.zeros(3), np.eye(3))), "d = 3: ellipses are drawn in the"),
+    "space": (
+        lambda: plot.ellipses(of.Gaussian(np.zeros(3), root=np.eye(3))),
+        "d = 3: ellipses are drawn in the",
+    ),
 }
 
 

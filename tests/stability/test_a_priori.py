@@ -284,7 +284,7 @@ def test_the_radius_is_that_of_the_support_if_a_measure_is_given() -> None:
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "small": ({"R0": 4.0, "mu0": of.Particles([[3.0, 4.0]])}, r"smaller than the support.*5.*R0=5"),
-    "gaussian": ({"mu0": of.Gaussian([0.0, 0.0], np.eye(2))}, "no compact support"),
+    "gaussian": ({"mu0": of.Gaussian([0.0, 0.0], root=np.eye(2))}, "no compact support"),
     "sphere": ({"mu0": of.Particles([[1.0, 0.0]], space=of.Sphere())}, "Euclidean"),
     "neither": ({}, "pass its radius, or mu0"),
     "origin": ({"mu0": of.Particles([[0.0, 0.0]])}, "radius > 0"),

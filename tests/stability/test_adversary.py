@@ -253,7 +253,7 @@ def test_tries_with_other_tokens_are_refused(bad: of.Particles) -> None:
         ({"stepper": of.Dopri5()}, "use RK4"),
         ({"max_iter": 0}, "max_iter"),
         ({"tries": {"same": of.Particles([[0.0], [1.0]])}}, "at distance 0"),
-        ({"mu0": of.Gaussian([0.0], [[1.0]])}, "Particles is needed"),
+        ({"mu0": of.Gaussian([0.0], root=[[1.0]])}, "Particles is needed"),
         ({"mu0": of.Particles([[0.0], [1.0]], [0.0, 1.0])}, "without mass"),
     ],
 )

@@ -169,7 +169,7 @@ def gaussians(n: int, d: int, seed: int, spread: float = 1.0) -> of.Gaussian:
     rng = np.random.default_rng(seed)
     Q = np.linalg.qr(rng.standard_normal((n, d, d)))[0]
     values = np.exp(spread * rng.standard_normal((n, 1, d)))
-    return of.Gaussian.from_cov(rng.standard_normal((n, d)), (Q * values) @ Q.swapaxes(-1, -2))
+    return of.Gaussian(rng.standard_normal((n, d)), cov=(Q * values) @ Q.swapaxes(-1, -2))
 
 
 def matrices(n: int, d: int, seed: int, low: float) -> np.ndarray:
@@ -188,7 +188,7 @@ def test_jko_steps_of_the_fokker_planck_equation_contract_gaussians(
     n = 100
     energy = of.QuadraticPotential(matrices(n, d, 1, lam)) + 0.7 * of.Entropy()
     mu, nu = gaussians(n, d, 2, spread), gaussians(n, d, 3, spread)
-    near = of.Gaussian.from_cov(mu.mean, mu.cov + 1e-3 * nu.cov)
+    near = of.Gaussian(mu.mean, cov=mu.cov + 1e-3 * nu.cov)
     for tau in (0.1, 2.0):
         assert slack(jko(mu, nu, energy, tau, 3), lam, tau) <= 1 + 1e-9
         assert slack(jko(mu, near, energy, tau, 3), lam, tau) <= 1 + 1e-7
@@ -212,8 +212,8 @@ def test_the_derivative_of_a_heat_step_has_the_factors_of_the_proof() -> None:
     new = closed_forms.heat_step(np.sqrt(s), h).numpy() ** 2
     x, y = new / h
     expected = math.sqrt(1 + 1 / (x * y) - 4 / (x + y)) / (1 - 1 / (x * y))
-    mu = of.Gaussian.from_cov(np.zeros(2), np.diag(s) - size * np.fliplr(np.eye(2)))
-    nu = of.Gaussian.from_cov(np.zeros(2), np.diag(s) + size * np.fliplr(np.eye(2)))
+    mu = of.Gaussian(np.zeros(2), cov=np.diag(s) - size * np.fliplr(np.eye(2)))
+    nu = of.Gaussian(np.zeros(2), cov=np.diag(s) + size * np.fliplr(np.eye(2)))
     assert jko(mu, nu, of.Entropy(), h, 1)[-1].item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -230,11 +230,10 @@ def test_the_fokker_planck_equation_contracts_gaussians_at_the_rate_of_its_poten
     A = matrices(n, d, 5, lam)
     mu, nu = gaussians(n, d, 6), gaussians(n, d, 7)
     for t in (0.1, 1.0, 4.0):
-        pair = [
-            of.Gaussian.from_cov(*closed_forms.fokker_planck(t, m.mean, m.cov, A, np.zeros(d), 1.0))
-            for m in (mu, nu)
-        ]
-        ratio = of.bures_wasserstein(*pair) / of.bures_wasserstein(mu, nu)
+        laws = [closed_forms.fokker_planck(t, m.mean, m.cov, A, np.zeros(d), 1.0) for m in (mu, nu)]
+        ratio = of.bures_wasserstein(*(of.Gaussian(mean, cov=S) for mean, S in laws)) / of.bures_wasserstein(
+            mu, nu
+        )
         assert float(ratio.max()) <= math.exp(-lam * t) * (1 + 1e-9)
 
 

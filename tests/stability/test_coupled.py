@@ -52,7 +52,10 @@ def test_the_distances_are_those_of_assignment_problems() -> None:
 
 def test_gaussians_are_compared_by_bures() -> None:
     pull = of.Perceptron(-np.eye(2), np.eye(2), activation=None)
-    mu, nu = of.Gaussian([0.0, 0.0], np.diag([1.0, 2.0])), of.Gaussian([1.0, 0.0], np.diag([2.0, 1.5]))
+    mu, nu = (
+        of.Gaussian([0.0, 0.0], root=np.diag([1.0, 2.0])),
+        of.Gaussian([1.0, 0.0], root=np.diag([2.0, 1.5])),
+    )
     run = coupled(mu, nu, pull, of.RK4(), **RUN)
     assert run.start.item() == pytest.approx(math.sqrt(1 + 1 + 0.25), rel=1e-12)
     assert run.final.item() == pytest.approx(STEP**4, rel=1e-12)
@@ -225,7 +228,7 @@ def test_orders_that_are_none_are_refused(p: Any) -> None:
 
 
 def test_gaussians_have_only_the_order_two() -> None:
-    bells = of.Gaussian([0.0], [[1.0]]), of.Gaussian([1.0], [[1.0]])
+    bells = of.Gaussian([0.0], root=[[1.0]]), of.Gaussian([1.0], root=[[1.0]])
     refused("only particles have distances of any order", *bells, p=3.0)
 
 
@@ -240,7 +243,7 @@ def test_clouds_that_cannot_be_compared_are_refused() -> None:
     mu, nu = pair()
     refused("nu0.d = 1: mu0 is in dimension 2", mu, of.Particles(nu.x[:, :1]))
     refused("its batch must extend that of mu0", of.Particles(torch.stack([mu.x, mu.x])), nu)
-    refused("it is not of the kind of mu0", mu, of.Gaussian([0.0, 0.0], np.eye(2)))
+    refused("it is not of the kind of mu0", mu, of.Gaussian([0.0, 0.0], root=np.eye(2)))
     few = of.Particles(nu.x[:3])
     with pytest.raises(of.InputError, match="cannot share the noise of each token"):
         coupled(mu, few, DECAY, of.Euler(), **RUN, noise=of.IndependentNoise(0.1, rng=0))

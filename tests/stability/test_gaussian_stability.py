@@ -27,13 +27,13 @@ A = np.array([[0.5, 0.3], [-0.1, 0.2]])
 
 def around(sigma: float, size: float) -> tuple[of.Gaussian, of.Gaussian]:
     """Centred Gaussians on the line with deviations sigma - size and sigma + size."""
-    return of.Gaussian([0.0], [[sigma - size]]), of.Gaussian([0.0], [[sigma + size]])
+    return of.Gaussian([0.0], root=[[sigma - size]]), of.Gaussian([0.0], root=[[sigma + size]])
 
 
 def nearby(S: np.ndarray, D: np.ndarray) -> tuple[of.Gaussian, of.Gaussian]:
     """N(0, S - D) and N(0, S + D), D may be many."""
     zero = np.zeros(len(S))
-    return of.Gaussian.from_cov(zero, S - D), of.Gaussian.from_cov(zero, S + D)
+    return of.Gaussian(zero, cov=S - D), of.Gaussian(zero, cov=S + D)
 
 
 CASES = {
@@ -72,7 +72,7 @@ def test_distant_gaussians_part_by_the_mean_of_the_derivative(name: str) -> None
 def test_autograd_through_the_flow_gives_the_same(name: str) -> None:
     field, closed = CASES[name]
     sigma = torch.tensor([[0.9]], dtype=torch.float64, requires_grad=True)
-    end = of.flow(of.Gaussian([0.0], sigma), field, of.RK4(), t1=0.8, dt=0.01, save_at=[0.0]).final
+    end = of.flow(of.Gaussian([0.0], root=sigma), field, of.RK4(), t1=0.8, dt=0.01, save_at=[0.0]).final
     (slope,) = torch.autograd.grad(end.cov.sqrt().sum(), sigma)
     assert slope.item() == pytest.approx(closed(0.81, 0.8).item(), rel=1e-6)
 
@@ -83,7 +83,7 @@ def test_at_the_blow_up_covariances_part_with_the_power_three_halves_and_means_w
     found = of.coupled(*around(1.0, 1e-6), SOFTMAX, FINE, t1=1 - left[-1], save_at=1 - left)
     slope = np.polyfit(np.log(left), found.ratios.log().numpy(), 1)[0]
     assert slope == pytest.approx(-1.5, abs=1e-4)
-    mu, nu = of.Gaussian([0.0], [[1.0]]), of.Gaussian([1e-3], [[1.0]])
+    mu, nu = of.Gaussian([0.0], root=[[1.0]]), of.Gaussian([1e-3], root=[[1.0]])
     found = of.coupled(mu, nu, SOFTMAX, FINE, t1=1 - left[-1], save_at=1 - left)
     expected = torch.exp(found.ts) * torch.from_numpy(left) ** -0.5
     torch.testing.assert_close(found.ratios, expected, rtol=1e-6, atol=0)
@@ -102,7 +102,7 @@ def test_no_constant_serves_all_gaussians_under_softmax_attention() -> None:
 def test_one_constant_serves_all_gaussians_under_l2_and_sinkhorn_attention() -> None:
     root = torch.logspace(-2, 2, 60, dtype=torch.float64)[:, None, None]
     mean = torch.zeros(60, 1, dtype=torch.float64)
-    mu, nu = of.Gaussian(mean, root), of.Gaussian(mean, 1.3 * root)
+    mu, nu = of.Gaussian(mean, root=root), of.Gaussian(mean, root=1.3 * root)
     sinkhorn = math.sqrt(3 * math.sqrt(3) / (2 + math.sqrt(3))) * 0.7 / 0.6
     for name, rate in (("L2", 9 / 8 * 0.7 * 0.9 / 0.8), ("Sinkhorn", sinkhorn)):
         found = of.coupled(mu, nu, CASES[name][0], of.RK4(), t1=2.0, dt=0.05, save_at=[0.0])
@@ -160,7 +160,7 @@ def test_other_values_leave_the_power_three_halves() -> None:
     """Observed: for V != I, here symmetric and commuting with nothing, there is no closed form."""
     field = of.SoftmaxAttention(A, np.eye(2), [[1.0, 0.3], [0.3, 0.7]])
     D = 1e-6 * np.array([[1.0, 0.4], [0.4, -0.3]])
-    end = blow_up_time(of.Gaussian.from_cov(np.zeros(2), S0), field)
+    end = blow_up_time(of.Gaussian(np.zeros(2), cov=S0), field)
     left = 4.0 ** -np.arange(2, 6)
     found = of.coupled(*nearby(S0, D), field, FINE, t1=end * (1 - left[-1]), save_at=end * (1 - left))
     assert local_slopes(left, found.ratios)[-1] == pytest.approx(-1.5, abs=0.01)

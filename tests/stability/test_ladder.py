@@ -223,7 +223,7 @@ def test_huge_constants_are_printed_as_exponentials() -> None:
 def test_mistakes_are_told_before_anything_is_run() -> None:
     mu0, field = of.Particles([[1.0, 0.0], [0.0, 1.0]]), of.SoftmaxAttention(EYE, EYE, EYE)
     for message, mu, options in [
-        ("a ladder is about clouds", of.Gaussian([0.0, 0.0], np.eye(2)), {}),
+        ("a ladder is about clouds", of.Gaussian([0.0, 0.0], root=np.eye(2)), {}),
         ("says nothing of a scale", of.Particles([[0.0, 0.0]]), {}),
         ("tokens and their perturbations reach to", mu0, {"R0": 0.5}),
         ("one per member is needed", mu0, {"size": [1e-3, 1e-4]}),

@@ -172,7 +172,7 @@ def test_sizes_that_do_not_match_the_batch_are_refused() -> None:
 def test_orders_below_one_and_other_measures_are_refused() -> None:
     with pytest.raises(of.InputError, match=r"p = 0\.5"):
         perturbations(cloud(4, 2), 0.1, p=0.5, rng=0)
-    bell: Any = of.Gaussian([0.0], [[1.0]])
+    bell: Any = of.Gaussian([0.0], root=[[1.0]])
     with pytest.raises(of.InputError, match="Particles is needed"):
         perturbations(bell, 0.1, rng=0)
 

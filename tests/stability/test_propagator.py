@@ -52,8 +52,8 @@ CASES: dict[str, tuple[of.Measure, of.VelocityField]] = {
     "sum": (of.Particles(normal(4, 2)), attention() + 0.5 * of.Perceptron(M, M.T, activation=torch.tanh)),
     "descent": (of.Particles(normal(4, 2), weights(4)), of.SteepestDescent(WELLS, of.Wasserstein())),
     "torus": (of.Particles(normal(2, 4, 1), space=of.Torus()), of.SteepestDescent(WAVES, of.Wasserstein())),
-    "gaussian": (of.Gaussian(normal(2), 0.5 * normal(2, 2)), attention()),
-    "gaussians": (of.Gaussian(normal(3, 2), 0.5 * normal(3, 2, 2)), attention(3, kind=of.L2Attention)),
+    "gaussian": (of.Gaussian(normal(2), root=0.5 * normal(2, 2)), attention()),
+    "gaussians": (of.Gaussian(normal(3, 2), root=0.5 * normal(3, 2, 2)), attention(3, kind=of.L2Attention)),
 }
 
 
@@ -158,7 +158,7 @@ def test_a_linear_field_has_the_exponential_of_its_matrix() -> None:
 
 
 def test_on_a_gaussian_a_linear_field_moves_mean_and_root_alike() -> None:
-    mu = of.Gaussian(normal(2), normal(2, 2))
+    mu = of.Gaussian(normal(2), root=normal(2, 2))
     prop = Propagator(mu, of.Perceptron(M, np.eye(2), activation=None), of.Lie(), t1=1.0, dt=0.5)
     exact = block_diag(expm(M), np.kron(expm(M), np.eye(2)))
     assert np.allclose(prop.matrix().numpy(), exact, atol=1e-12)

@@ -89,7 +89,7 @@ def test_the_local_constant_is_the_largest_singular_value_of_the_dense_jacobian(
 ) -> None:
     field, velocity = FIELDS[name]
     x, w = 0.8 * normal(7, 3, seed=9), weights() if weighted else np.full(7, 1 / 7)
-    found = local_constant(field, of.Particles(x, w=w if weighted else None, label=LABEL), tol=1e-7)
+    found = local_constant(of.Particles(x, w=w if weighted else None, label=LABEL), field, tol=1e-7)
     J = jacobian(velocity, x, w)
     assert found.value.item() == pytest.approx(np.linalg.norm(J, 2), rel=1e-7)
     u = (np.sqrt(w)[:, None] * found.direction[0].numpy()).ravel()
@@ -105,7 +105,7 @@ def test_the_local_constant_is_the_largest_singular_value_of_the_dense_jacobian(
 def test_the_members_of_a_batch_have_their_own_constants() -> None:
     x, w, A = normal(2, 3, 6, 2, seed=4), weights(6), normal(3, 2, 2, seed=5)
     eye = np.eye(2)
-    found = local_constant(of.SoftmaxAttention(A, eye, eye), of.Particles(x, w=w))
+    found = local_constant(of.Particles(x, w=w), of.SoftmaxAttention(A, eye, eye))
     exact = dense.over_batch(
         lambda y, a: np.linalg.norm(
             jacobian(lambda z, v: dense.softmax(a, eye, eye, z, v, z), y, w), 2, keepdims=True
@@ -130,7 +130,7 @@ def test_on_a_sphere_it_is_the_covariant_derivative() -> None:
     J = jacobian(projected, x, w).reshape(5, 3, 5, 3)  # z / |z| has made the directions tangent
     J = np.einsum("iab,ibjc->iajc", P, J).reshape(15, 15)
     mu = of.Particles(x, w=w, space=of.Sphere())
-    found = local_constant(of.SoftmaxAttention(Q, K, V), mu)
+    found = local_constant(mu, of.SoftmaxAttention(Q, K, V))
     assert found.value.item() == pytest.approx(np.linalg.norm(J, 2), rel=1e-6)
     assert float((found.direction[0] * mu.x).sum(-1).abs().max()) < 1e-12
 
@@ -138,34 +138,34 @@ def test_on_a_sphere_it_is_the_covariant_derivative() -> None:
 def test_attention_that_averages_has_the_norm_of_its_values() -> None:
     """A = 0 makes J = 11^T / n (x) V."""
     zero = np.zeros((3, 3))
-    found = local_constant(of.SoftmaxAttention(zero, zero, V), of.Particles(normal(9, 3)))
+    found = local_constant(of.Particles(normal(9, 3)), of.SoftmaxAttention(zero, zero, V))
     assert found.value.item() == pytest.approx(np.linalg.norm(V, 2), rel=1e-12)
 
 
 def test_a_single_token_is_moved_by_its_values() -> None:
     field = of.SoftmaxAttention(Q, K, V)
-    found = local_constant(field, of.Particles(normal(1, 3)))
+    found = local_constant(of.Particles(normal(1, 3)), field)
     assert found.value.item() == pytest.approx(np.linalg.norm(V, 2), rel=1e-12)
-    assert local_constant(softmax_on_the_line(2.0, -3.0), of.Particles([[5.0]])).value.item() == 3.0
+    assert local_constant(of.Particles([[5.0]]), softmax_on_the_line(2.0, -3.0)).value.item() == 3.0
 
 
 def test_fields_that_do_not_move_with_the_tokens_have_the_constant_zero() -> None:
-    found = local_constant(of.SoftmaxAttention(Q, K, 0 * V), of.Particles(normal(4, 3)))
+    found = local_constant(of.Particles(normal(4, 3)), of.SoftmaxAttention(Q, K, 0 * V))
     assert (found.value.item(), found.residual.item(), found.status) == (0.0, 0.0, "ok")
     assert (
-        local_constant(Given(lambda t, x: torch.ones_like(x)), of.Particles(normal(4, 3))).value.item() == 0
+        local_constant(of.Particles(normal(4, 3)), Given(lambda t, x: torch.ones_like(x))).value.item() == 0
     )
 
 
 def test_a_field_that_acts_on_each_token_has_the_norm_of_its_matrix() -> None:
     M = expm(normal(4, 4))
-    found = local_constant(Linear(M), of.Particles(normal(30, 4), w=weights(30)))
+    found = local_constant(of.Particles(normal(30, 4), w=weights(30)), Linear(M))
     assert found.value.item() == pytest.approx(np.linalg.norm(M, 2), rel=1e-10)
 
 
 def test_weights_may_depend_on_time() -> None:
     field = of.SoftmaxAttention([[0.0]], [[0.0]], lambda t: t.reshape(1, 1))
-    assert local_constant(field, of.Particles([[0.0], [1.0]]), 2.5).value.item() == pytest.approx(2.5)
+    assert local_constant(of.Particles([[0.0], [1.0]]), field, 2.5).value.item() == pytest.approx(2.5)
 
 
 def _power_iteration(field: of.VelocityField, mu: of.Particles, sigma: float, tol: float) -> int:
@@ -185,7 +185,7 @@ def _power_iteration(field: of.VelocityField, mu: of.Particles, sigma: float, to
 def test_it_takes_a_third_of_the_steps_of_power_iteration(seed: int) -> None:
     field = of.SoftmaxAttention(*0.3 * normal(3, 12, 12, seed=seed))
     mu = of.Particles(normal(60, 12, seed=seed))
-    found = local_constant(field, mu)
+    found = local_constant(mu, field)
     assert 3 * found.iterations <= _power_iteration(field, mu, found.value.item(), 1e-6)
 
 
@@ -195,17 +195,17 @@ def test_restarts_lose_nothing() -> None:
         FIELDS["sigmoid"][0] + 0.3 * of.Perceptron(W, V, EYE[0], torch.tanh),
         of.Particles(normal(80, 3)),
     )
-    short, long = (local_constant(field, mu, tol=1e-9, basis=k) for k in (4, 40))
+    short, long = (local_constant(mu, field, tol=1e-9, basis=k) for k in (4, 40))
     assert short.value.item() == pytest.approx(long.value.item(), rel=1e-12)
     assert short.iterations > 4
 
 
 def test_a_start_near_the_answer_saves_steps() -> None:
     field, x = of.SoftmaxAttention(Q, K, V), normal(60, 3)
-    cold = local_constant(field, of.Particles(x))
+    cold = local_constant(of.Particles(x), field)
     moved = of.Particles(x + 1e-5 * normal(60, 3, seed=1))
-    warm = local_constant(field, moved, start=cold.direction)
-    assert warm.value.item() == pytest.approx(local_constant(field, moved).value.item(), rel=1e-9)
+    warm = local_constant(moved, field, start=cold.direction)
+    assert warm.value.item() == pytest.approx(local_constant(moved, field).value.item(), rel=1e-9)
     assert warm.iterations < cold.iterations
 
 
@@ -214,13 +214,13 @@ def test_a_start_in_an_invariant_subspace_does_not_trap_the_search() -> None:
     zero = np.zeros((2, 2))
     field, mu = of.SoftmaxAttention(zero, zero, np.diag([1.0, 3.0])), of.Particles(normal(4, 2))
     start = of.Tangent([torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0], [0.0, 0.0]]).double()])
-    assert local_constant(field, mu, start=start).value.item() == pytest.approx(3.0)
+    assert local_constant(mu, field, start=start).value.item() == pytest.approx(3.0)
 
 
 def test_single_precision_will_do() -> None:
     x = normal(40, 3)
     single, double = (
-        local_constant(of.SoftmaxAttention(*(torch.from_numpy(a).to(k) for a in (Q, K, V))), of.Particles(y))
+        local_constant(of.Particles(y), of.SoftmaxAttention(*(torch.from_numpy(a).to(k) for a in (Q, K, V))))
         for k, y in ((torch.float32, x.astype(np.float32)), (torch.float64, x))
     )
     assert single.value.dtype == torch.float32
@@ -229,12 +229,12 @@ def test_single_precision_will_do() -> None:
 
 def test_a_search_that_is_cut_short_says_so_and_keeps_a_lower_bound() -> None:
     field, mu = of.SoftmaxAttention(Q, K, V), of.Particles(normal(60, 3))
-    exact = local_constant(field, mu)
+    exact = local_constant(mu, field)
     with pytest.raises(
         ConvergenceError, match=r"residual .* after 2 steps, tol = 1e-06; raise max_iter"
     ) as error:
-        local_constant(field, mu, max_iter=2)
-    cut = local_constant(field, mu, max_iter=2, on_failure="return")
+        local_constant(mu, field, max_iter=2)
+    cut = local_constant(mu, field, max_iter=2, on_failure="return")
     assert cut.status == error.value.result.status == "max_iter"
     assert cut.residual.item() > 1e-6
     assert 0 < cut.value.item() <= exact.value.item() * (1 + 1e-12)
@@ -244,26 +244,26 @@ def test_a_search_that_is_cut_short_says_so_and_keeps_a_lower_bound() -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     field, mu = of.SoftmaxAttention(Q, K, V), of.Particles(normal(4, 3))
     with pytest.raises(InputError, match="atom without mass"):
-        local_constant(field, of.Particles(normal(2, 3), w=[1.0, 0.0]))
+        local_constant(of.Particles(normal(2, 3), w=[1.0, 0.0]), field)
     with pytest.raises(InputError, match="at least four"):
-        local_constant(field, mu, basis=3)
+        local_constant(mu, field, basis=3)
     with pytest.raises(InputError, match=r"start\.shape"):
-        local_constant(field, mu, start=of.Tangent([torch.zeros(3, 3).double()]))
+        local_constant(mu, field, start=of.Tangent([torch.zeros(3, 3).double()]))
     with pytest.raises(InputError, match="an instance of Particles"):
-        local_constant(field, of.Gaussian(np.zeros(3), EYE))  # type: ignore[arg-type]
+        local_constant(of.Gaussian(np.zeros(3), root=EYE), field)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="tol"):
-        local_constant(field, mu, tol=0.0)
+        local_constant(mu, field, tol=0.0)
 
 
 def test_derivatives_that_overflow_are_not_handed_out() -> None:
     field = of.UnnormalisedAttention([[1.0]], [[1.0]], [[1.0]])
     with pytest.raises(NotFiniteError, match="not finite"):
-        local_constant(field, of.Particles([[26.55], [26.6]]))
+        local_constant(of.Particles([[26.55], [26.6]]), field)
 
 
 def test_the_constant_carries_no_graph() -> None:
     mu = of.Particles(torch.from_numpy(normal(4, 3)).requires_grad_())
-    found = local_constant(of.SoftmaxAttention(torch.from_numpy(Q).requires_grad_(), K, V), mu)
+    found = local_constant(mu, of.SoftmaxAttention(torch.from_numpy(Q).requires_grad_(), K, V))
     assert not any(a.requires_grad for a in (found.value, found.residual, *found.direction, *found.image))
 
 
@@ -273,7 +273,7 @@ def test_no_array_is_larger_than_the_basis_or_a_tile(kind: Any, monkeypatch: pyt
     n, mu, field = 3000, of.Particles(normal(3000, 2)), kind(*(a[:2, :2] for a in (Q, K, V)))
     monkeypatch.setattr("otflow.base.kernels.TILE", 20 * n)
     with Largest() as mode:
-        local_constant(field, mu, max_iter=2, on_failure="return")
+        local_constant(mu, field, max_iter=2, on_failure="return")
         data_bound(of.SoftmaxAttention(Q[:2, :2], K[:2, :2], V[:2, :2]), mu)
     assert mode.size <= 12 * 2 * n  # twelve directions in the plane
 
@@ -294,8 +294,8 @@ def _search(count: int, *, causal: bool) -> Array:
         R = np.linalg.norm(x, axis=-1).max()
         field = of.SoftmaxAttention(A, np.eye(d), M, causal=causal)
         mu = of.Particles(x, w=w, label=rng.permutation(n))
-        sigma = local_constant(field, mu, tol=1e-4).value.log()
-        bounds = [data_bound(field, mu).log(), ball_bound(field, R), mean_field_bound(field, R)]
+        sigma = local_constant(mu, field, tol=1e-4).value.log()
+        bounds = [data_bound(mu, field).log(), ball_bound(field, R), mean_field_bound(field, R)]
         if w is None:
             bounds += [ball_bound(field, R, n), discrete_bound(field, R, n).log()]
         rows.append([(sigma - b).exp().max().item() for b in bounds] + [0.0] * (5 - len(bounds)))
@@ -318,9 +318,9 @@ def test_bounds_hold_at_adversarial_tokens(a: float, n: int) -> None:
     field = softmax_on_the_line(a)
     for R in (0.3, 1.0, 2.0, 4.0):
         mu = adversarial_tokens([[a]], R, n)
-        sigma = local_constant(field, mu).value
-        assert sigma <= data_bound(field, mu) * (1 + 1e-12)
-        assert data_bound(field, mu) <= ball_bound(field, R, n).exp() * (1 + 1e-12)
+        sigma = local_constant(mu, field).value
+        assert sigma <= data_bound(mu, field) * (1 + 1e-12)
+        assert data_bound(mu, field) <= ball_bound(field, R, n).exp() * (1 + 1e-12)
         assert ball_bound(field, R, n).exp() <= discrete_bound(field, R, n)
         assert ball_bound(field, R, n) <= ball_bound(field, R) <= mean_field_bound(field, R)
 
@@ -328,7 +328,7 @@ def test_bounds_hold_at_adversarial_tokens(a: float, n: int) -> None:
 def test_the_bound_in_a_ball_is_reached_up_to_a_factor_of_two() -> None:
     for y in (0.5, 1.0, 2.0, 3.0):
         field, n = softmax_on_the_line(-1.0), 1 + round(math.exp(2 * y))
-        sigma = local_constant(field, adversarial_tokens([[-1.0]], math.sqrt(y), n)).value
+        sigma = local_constant(adversarial_tokens([[-1.0]], math.sqrt(y), n), field).value
         assert 0.5 <= (sigma.log() - ball_bound(field, math.sqrt(y))).exp() <= 1
         assert (sigma.log() - mean_field_bound(field, math.sqrt(y))).exp() < math.exp(-y)
 
@@ -341,7 +341,7 @@ def test_the_formula_with_the_queries_alone_is_no_bound() -> None:
     assert math.sqrt(R**2 * r**2 * (n + 1) + n) == pytest.approx(math.sqrt(2))
     assert np.linalg.norm(J, 2) == pytest.approx((8 + math.sqrt(68)) / 2, rel=1e-8)
     field = of.SoftmaxAttention(A, np.eye(2), np.eye(2))
-    assert data_bound(field, of.Particles(x)).item() == pytest.approx(9.0)
+    assert data_bound(of.Particles(x), field).item() == pytest.approx(9.0)
 
 
 @pytest.mark.thorough
@@ -352,7 +352,7 @@ def test_the_formula_with_the_queries_alone_holds_for_normal_matrices() -> None:
         field, mu = of.SoftmaxAttention(A, EYE, EYE), of.Particles(0.7 * normal(64, 4, 3, seed=50 + seed))
         R = np.linalg.norm(mu.x.numpy() @ A.swapaxes(-1, -2), axis=-1).max(-1)
         bound = np.sqrt(R**2 * of.observables.diameter(mu).numpy() ** 2 * 5 + 4)
-        assert (local_constant(field, mu, tol=1e-4).value.numpy() <= bound).all()
+        assert (local_constant(mu, field, tol=1e-4).value.numpy() <= bound).all()
 
 
 def test_heads_and_sums_add_up() -> None:
@@ -364,11 +364,11 @@ def test_heads_and_sums_add_up() -> None:
         assert discrete_bound(field, 1.3, 7).item() == pytest.approx(
             sum(discrete_bound(p, 1.3, 7).item() for p in parts)
         )
-        assert data_bound(field, mu).item() == pytest.approx(sum(data_bound(p, mu).item() for p in parts))
+        assert data_bound(mu, field).item() == pytest.approx(sum(data_bound(mu, p).item() for p in parts))
         for bound in (ball_bound, mean_field_bound):
             logs = [bound(p, 1.3).item() for p in parts]
             assert bound(field, 1.3).item() == pytest.approx(np.logaddexp(*logs))
-    assert data_bound(-2.0 * one, mu).item() == pytest.approx(2 * data_bound(one, mu).item())
+    assert data_bound(mu, -2.0 * one).item() == pytest.approx(2 * data_bound(mu, one).item())
 
 
 def test_published_bounds_are_what_is_printed() -> None:
@@ -392,7 +392,7 @@ def test_bounds_of_batches_of_weights_and_of_no_scores() -> None:
     assert (
         ball_bound(flat, 1.0).exp().item() == mean_field_bound(flat, 1.0).exp().item() == pytest.approx(2.0)
     )
-    assert data_bound(flat, mu).item() == pytest.approx(2.0)
+    assert data_bound(mu, flat).item() == pytest.approx(2.0)
 
 
 def test_bounds_refuse_other_fields_spaces_and_radii() -> None:
@@ -400,7 +400,7 @@ def test_bounds_refuse_other_fields_spaces_and_radii() -> None:
     with pytest.raises(InputError, match="softmax attention, its heads and sums"):
         discrete_bound(of.L2Attention(Q, K, V), 1.0, 3)
     with pytest.raises(InputError, match="Euclidean"):
-        data_bound(of.SoftmaxAttention(Q, K, V), mu)
+        data_bound(mu, of.SoftmaxAttention(Q, K, V))
     with pytest.raises(InputError, match=r"R = 0\.0"):
         mean_field_bound(of.SoftmaxAttention(Q, K, V), 0.0)
     with pytest.raises(InputError, match=r"n = 1\.5"):
@@ -432,14 +432,14 @@ def test_adversarial_constants_are_at_least_what_moving_one_token_shows(a: float
             g = R**2 / 4 if a > 0 else 2 * R**2
             p = 1 / (1 + (n - 1) * math.exp(-g))
             floor = math.sqrt(n - 1) * p * (1 + (1 - p) * g)
-            sigma = local_constant(softmax_on_the_line(a), adversarial_tokens([[a]], R, n)).value.item()
+            sigma = local_constant(adversarial_tokens([[a]], R, n), softmax_on_the_line(a)).value.item()
             assert floor * (1 - 1e-12) <= sigma <= 1.2 * floor + 1.5
 
 
 def test_constants_grow_like_the_root_of_n_until_n_is_exp_g() -> None:
     def constants(g: float, ns: list[int]) -> list[float]:
         field, R = softmax_on_the_line(-1.0), math.sqrt(g / 2)
-        return [local_constant(field, adversarial_tokens([[-1.0]], R, n)).value.item() for n in ns]
+        return [local_constant(adversarial_tokens([[-1.0]], R, n), field).value.item() for n in ns]
 
     ns = [10, 30, 100, 300]
     assert slope(np.array(ns) - 1, constants(14.0, ns)) == pytest.approx(0.5, abs=0.01)
@@ -448,13 +448,13 @@ def test_constants_grow_like_the_root_of_n_until_n_is_exp_g() -> None:
 
 def test_random_tokens_do_not_grow() -> None:
     mu = [of.Particles(normal(n, 3)) for n in (30, 300)]
-    few, many = (local_constant(of.SoftmaxAttention(Q, K, V), m).value.item() for m in mu)
+    few, many = (local_constant(m, of.SoftmaxAttention(Q, K, V)).value.item() for m in mu)
     assert many < 1.5 * few
 
 
 def test_tokens_for_masked_fields_are_labelled_so_that_all_see_the_first() -> None:
     field = of.SoftmaxAttention([[-1.0]], [[1.0]], [[1.0]], causal=True)
-    few, many = (local_constant(field, adversarial_tokens(field, 3.0, n)).value.item() for n in (10, 160))
+    few, many = (local_constant(adversarial_tokens(field, 3.0, n), field).value.item() for n in (10, 160))
     assert many == pytest.approx(4 * few, rel=0.1)
 
 

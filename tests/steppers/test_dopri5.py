@@ -343,7 +343,7 @@ def test_a_large_batch_that_goes_on_without_those_that_have_arrived_keeps_every_
     """Members with scores of very different size: some arrive in a few steps, some explode."""
     rng = np.random.default_rng(0)
     A = rng.standard_normal((600, 2, 2)) * 10 ** rng.uniform(-3, 1, (600, 1, 1))
-    mu = of.Gaussian(rng.standard_normal((600, 2)), rng.standard_normal((600, 2, 2)))
+    mu = of.Gaussian(rng.standard_normal((600, 2)), root=rng.standard_normal((600, 2, 2)))
     eye = np.eye(2)
     together = of.flow(mu, of.SoftmaxAttention(A, eye, eye), of.Dopri5(), t1=0.3, save_at=[0.0, 0.1])
     assert set(together.status) == {"ok", "blow_up"}
@@ -375,7 +375,7 @@ class Interrupted(of.SoftmaxAttention):
 def test_an_interrupt_loses_nothing_of_members_that_go_on_alone() -> None:
     rng = np.random.default_rng(1)
     A = -np.eye(2) * 10 ** rng.uniform(-3, 2, (600, 1, 1))
-    mu, eye = of.Gaussian(np.zeros((600, 2)), rng.standard_normal((600, 2, 2))), np.eye(2)
+    mu, eye = of.Gaussian(np.zeros((600, 2)), root=rng.standard_normal((600, 2, 2))), np.eye(2)
     with pytest.warns(UserWarning, match="interrupted"):
         traj = of.flow(mu, Interrupted(A, eye, eye), of.Dopri5(), t1=5.0, save_at=[0.0])
     assert "stopped" in set(traj.status)

@@ -163,7 +163,7 @@ def test_single_precision_stays_single() -> None:
 def test_the_closed_form_is_the_formula_of_fokker_planck(d: int, tau: float) -> None:
     S, A, K, m, b, beta = spd(d, 1), spd(d, 2), spd(d, 3), normal(d, seed=4), normal(d, seed=5), 1.7
     F = of.QuadraticPotential(A, b) + of.QuadraticInteraction(K) + of.Entropy() / beta
-    mu = of.Gaussian.from_cov(m, S)
+    mu = of.Gaussian(m, cov=S)
     move = of.jko_step(mu, F, tau)
     mean, _ = fokker_planck(S, m, A, b, tau / beta, tau)
     _, cov = fokker_planck(S, m, A + K, b, tau / beta, tau)
@@ -177,7 +177,7 @@ def test_the_closed_form_is_the_formula_of_fokker_planck(d: int, tau: float) -> 
 @pytest.mark.parametrize("tau", [0.02, 1.0])
 def test_the_search_by_displacements_finds_the_closed_form(tau: float) -> None:
     S, A, m, b = spd(3, 1), spd(3, 2), normal(3, seed=4), normal(3, seed=5)
-    mu, At, bt = of.Gaussian.from_cov(m, S), torch.tensor(A), torch.tensor(b)
+    mu, At, bt = of.Gaussian(m, cov=S), torch.tensor(A), torch.tensor(b)
     general = of.Potential(lambda x: ((x - bt) * ((x - bt) @ At)).sum(-1) / 2) + of.Entropy()
     known = of.jko_step(mu, of.QuadraticPotential(A, b) + of.Entropy(), tau).mu
     found = of.jko_step(mu, general, tau).mu
@@ -187,7 +187,7 @@ def test_the_search_by_displacements_finds_the_closed_form(tau: float) -> None:
 
 def test_a_dirac_spreads_by_heat() -> None:
     """From covariance zero, sigma' = sqrt(tau)."""
-    move = of.jko_step(of.Gaussian(np.zeros(2), np.zeros((2, 2))), of.Entropy(), 0.25)
+    move = of.jko_step(of.Gaussian(np.zeros(2), root=np.zeros((2, 2))), of.Entropy(), 0.25)
     torch.testing.assert_close(move.mu.cov, 0.25 * torch.eye(2).double())
 
 
@@ -216,11 +216,11 @@ def errors(stepper: of.Stepper, steps: np.ndarray) -> list[float]:
     F = of.QuadraticPotential(A, b) + of.Entropy()
     w, U = np.linalg.eigh(A)
     decay = U @ np.diag(np.exp(-w)) @ U.T
-    exact = of.Gaussian.from_cov(
-        b + decay @ (m - b), decay @ S @ decay + U @ np.diag((1 - np.exp(-2 * w)) / w) @ U.T
+    exact = of.Gaussian(
+        b + decay @ (m - b), cov=decay @ S @ decay + U @ np.diag((1 - np.exp(-2 * w)) / w) @ U.T
     )
     field = of.SteepestDescent(F, of.Wasserstein())
-    ends = [of.flow(of.Gaussian.from_cov(m, S), field, stepper, t1=1.0, dt=h).final for h in steps.tolist()]
+    ends = [of.flow(of.Gaussian(m, cov=S), field, stepper, t1=1.0, dt=h).final for h in steps.tolist()]
     return [of.bures_wasserstein(end, exact).item() for end in ends]
 
 
@@ -241,7 +241,7 @@ def test_forward_backward_is_of_order_one() -> None:
     S, A = spd(2, 1), spd(2, 2)
     V, H = of.QuadraticPotential(A), of.Entropy()
     field = of.SteepestDescent(V + H, of.Wasserstein())
-    mu = of.Gaussian.from_cov(np.ones(2), S)
+    mu = of.Gaussian(np.ones(2), cov=S)
     reference = of.flow(mu, field, of.Extrapolated(of.JKO()), t1=1.0, dt=0.002).final
     steps = 1 / np.array([20.0, 40, 80])
     gaps = [
@@ -253,7 +253,7 @@ def test_forward_backward_is_of_order_one() -> None:
 
 def test_a_thousand_problems_are_one() -> None:
     rng = np.random.default_rng(0)
-    mu = of.Gaussian(rng.standard_normal((1000, 8)), rng.standard_normal((1000, 8, 8)))
+    mu = of.Gaussian(rng.standard_normal((1000, 8)), root=rng.standard_normal((1000, 8, 8)))
     A = torch.from_numpy(np.stack([spd(8, k) for k in range(1000)]))
     F = of.QuadraticPotential(A, rng.standard_normal((1000, 8))) + of.Entropy()
     move = of.jko_step(mu, F, 0.1)
@@ -314,7 +314,7 @@ def test_a_step_that_is_not_convex_says_so() -> None:
 
 
 def test_a_gaussian_step_that_is_not_convex_says_so() -> None:
-    mu = of.Gaussian([1.0], [[1.0]])
+    mu = of.Gaussian([1.0], root=[[1.0]])
     assert of.jko_step(mu, of.QuadraticPotential([[-1.0]]), 0.5).status == "ok"
     assert of.jko_step(mu, of.QuadraticPotential([[-1.0]]), 1.5, on_failure="return").status == "uncertified"
 
@@ -346,7 +346,7 @@ def test_scale_and_place_do_not_matter(size: float, centre: float) -> None:
 
 
 def test_single_precision_passes_the_energy_inequality_at_rest() -> None:
-    mu = of.Gaussian(np.zeros(2, np.float32), np.eye(2, dtype=np.float32))
+    mu = of.Gaussian(np.zeros(2, np.float32), root=np.eye(2, dtype=np.float32))
     F = of.QuadraticPotential(np.eye(2, dtype=np.float32)) + of.Entropy()
     assert of.jko_step(mu, F, 0.1).status == "ok"
 
@@ -367,8 +367,10 @@ def test_narrow_gaussians_in_single_precision_end_where_those_in_double_do() -> 
         mean, root = (normal(*s, seed=seed).astype(np.float32) for s in ((2,), (2, 2)))
         for shake in range(2):
             m, r = (a if shake == 0 else nudged(a, shake) for a in (mean, np.float32(1e-2) * root))
-            single = of.jko_step(of.Gaussian(m, r), F, 0.2, on_failure="return")
-            double = of.jko_step(of.Gaussian(m.astype(float), r.astype(float)), F, 0.2, on_failure="return")
+            single = of.jko_step(of.Gaussian(m, root=r), F, 0.2, on_failure="return")
+            double = of.jko_step(
+                of.Gaussian(m.astype(float), root=r.astype(float)), F, 0.2, on_failure="return"
+            )
             assert single.status == double.status
             assert single.mu.dtype == single.cost.dtype == single.residual.dtype == torch.float32
             torch.testing.assert_close(single.mu.root.double(), double.mu.root, rtol=1e-5, atol=1e-5)
@@ -377,7 +379,7 @@ def test_narrow_gaussians_in_single_precision_end_where_those_in_double_do() -> 
 def test_a_law_that_its_energy_takes_in_single_precision_only_is_moved_there() -> None:
     A = torch.eye(2)
     F = of.Potential(lambda x: (x @ A).square().sum(-1) / 2)
-    move = of.jko_step(of.Gaussian(torch.ones(2), A), F, 1.0)
+    move = of.jko_step(of.Gaussian(torch.ones(2), root=A), F, 1.0)
     assert move.mu.dtype == torch.float32
     torch.testing.assert_close(move.mu.mean, torch.full((2,), 0.5), rtol=1e-4, atol=0)
 
@@ -412,7 +414,7 @@ def test_the_entropy_of_a_cloud_is_refused() -> None:
 
 
 def test_a_bound_on_the_density_has_no_differential() -> None:
-    for mu in (of.Gaussian([0.0], [[1.0]]), of.Grid(np.ones(4), [np.arange(4) / 4 + 0.125])):
+    for mu in (of.Gaussian([0.0], root=[[1.0]]), of.Grid(np.ones(4), [np.arange(4) / 4 + 0.125])):
         with pytest.raises(of.DerivativeError, match="density bound"):
             of.SteepestDescent(of.DensityBound(2.0), of.Wasserstein())(0.0, mu)
 
@@ -425,7 +427,7 @@ def test_gradients_through_a_step_are_refused() -> None:
 
 def test_a_splitting_has_two_parts() -> None:
     V, H = of.QuadraticPotential(I2), of.Entropy()
-    mu, metric = of.Gaussian(np.zeros(2), I2), of.Wasserstein()
+    mu, metric = of.Gaussian(np.zeros(2), root=I2), of.Wasserstein()
     for stepper, F in (
         (of.ForwardBackward(), V + H),
         (of.ForwardBackward(V), V),
@@ -437,7 +439,7 @@ def test_a_splitting_has_two_parts() -> None:
 
 def test_a_multiple_of_an_energy_names_it_too() -> None:
     V, H = 2 * of.QuadraticPotential(I2), of.Entropy()
-    field, mu = of.SteepestDescent(V + H, of.Wasserstein()), of.Gaussian(np.ones(2), I2)
+    field, mu = of.SteepestDescent(V + H, of.Wasserstein()), of.Gaussian(np.ones(2), root=I2)
     end = of.flow(mu, field, of.ForwardBackward(V), t1=0.1, dt=0.1).final
     torch.testing.assert_close(end.mean, torch.full((2,), 0.8).double())
 
@@ -450,7 +452,7 @@ def test_attention_goes_forward_while_entropy_goes_backward() -> None:
         of.SoftmaxAttention(A, np.eye(3), -A),
         of.SteepestDescent(of.Entropy(), of.Wasserstein()),
     )
-    mu = of.Gaussian(np.zeros(3), 0.5 * np.eye(3))
+    mu = of.Gaussian(np.zeros(3), root=0.5 * np.eye(3))
     split = of.flow(mu, attention + 0.1 * heat, of.ForwardBackward(), t1=0.5, dt=0.001).final
     exact = of.flow(mu, attention + 0.1 * heat, of.Dopri5(), t1=0.5).final
     assert of.bures_wasserstein(split, exact).item() < 1e-3
@@ -496,7 +498,7 @@ def test_the_search_for_saddles_is_not_fooled_by_a_seed() -> None:
 
 def test_more_matrices_than_members_are_refused() -> None:
     A = np.stack([np.eye(2), 2 * np.eye(2)])
-    for mu in (of.Particles(np.ones((1, 2))), of.Gaussian(np.ones(2), I2)):
+    for mu in (of.Particles(np.ones((1, 2))), of.Gaussian(np.ones(2), root=I2)):
         for F in (of.QuadraticPotential(A), of.QuadraticInteraction(A)):
             with pytest.raises(of.InputError, match="one number per member"):
                 of.SteepestDescent(F, of.Wasserstein())(0.0, mu)

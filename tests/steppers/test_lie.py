@@ -21,7 +21,7 @@ KINDS: dict[str, Any] = {
 
 def law(seed: int, d: int, r: int, batch: tuple[int, ...] = ()) -> of.Gaussian:
     rng = np.random.default_rng(seed)
-    return of.Gaussian(rng.standard_normal((*batch, d)), 0.5 * rng.standard_normal((*batch, d, r)))
+    return of.Gaussian(rng.standard_normal((*batch, d)), root=0.5 * rng.standard_normal((*batch, d, r)))
 
 
 def weights(seed: int, k: int, d: int) -> list[np.ndarray]:
@@ -43,7 +43,7 @@ def test_the_matrix_of_a_field_is_its_slope_off_the_range_of_the_covariance_too(
     """A small direction e added to the root moves by B e."""
     mu, field = law(3, 4, 2), KINDS[kind](*weights(4, 3, 4))
     e = 1e-7 * torch.eye(4, dtype=torch.float64)
-    wide = of.Gaussian(mu.mean, torch.cat([mu.root, e], -1))
+    wide = of.Gaussian(mu.mean, root=torch.cat([mu.root, e], -1))
     slope = field(0.0, wide)[1][:, 2:] / 1e-7
     assert float((field.matrix(torch.tensor(0.0), mu) - slope).abs().max()) < 1e-6
 
@@ -60,10 +60,10 @@ def test_the_matrices_of_heads_sums_and_linear_blocks_add_up() -> None:
 def test_a_field_that_does_not_know_its_matrix_finds_it_from_a_law_of_full_rank() -> None:
     A = torch.tensor([[1.0, 0.3], [0.3, 0.5]], dtype=torch.float64)
     pull = of.SteepestDescent(of.SquaredScores(A), of.Wasserstein())
-    mu, t = of.Gaussian([0.0, 0.0], [[1.0, 0.2], [0.0, 0.7]]), torch.tensor(0.0)
+    mu, t = of.Gaussian([0.0, 0.0], root=[[1.0, 0.2], [0.0, 0.7]]), torch.tensor(0.0)
     assert torch.allclose(pull.matrix(t, mu), -A @ mu.cov @ A, atol=1e-13)
     with pytest.raises(of.InputError, match=r"singular covariance.*Euler"):
-        pull.matrix(t, of.Gaussian([0.0, 0.0], [[1.0], [0.0]]))
+        pull.matrix(t, of.Gaussian([0.0, 0.0], root=[[1.0], [0.0]]))
 
 
 @pytest.mark.parametrize("h", [0.1, 1.0, 30.0])
@@ -90,7 +90,7 @@ def test_the_order_is_one() -> None:
 def test_long_steps_neither_lose_rank_nor_explode_where_residual_layers_do() -> None:
     """A = -I, V = I contracts; I + hB turns inside out and explodes, exp(hB) does not."""
     eye = np.eye(2)
-    mu, field = of.Gaussian(np.zeros(2), 3 * eye), of.SoftmaxAttention(eye, -eye, eye)
+    mu, field = of.Gaussian(np.zeros(2), root=3 * eye), of.SoftmaxAttention(eye, -eye, eye)
     assert of.flow(mu, field, of.Euler(), t1=20.0, dt=1.0).status == "blow_up"
     traj = of.flow(mu, field, of.Lie(), t1=20.0, dt=1.0)
     trace = torch.stack([g.cov.trace() for g in traj.measures])  # type: ignore[attr-defined]
@@ -110,7 +110,7 @@ def test_members_of_a_batch_move_as_they_do_alone() -> None:
 def test_weights_that_depend_on_time_are_taken_at_the_start_of_a_step() -> None:
     values = torch.stack([torch.eye(1), -torch.eye(1)]).double()
     field = of.Perceptron(of.Layers(values), [[1.0]], activation=None)
-    final = of.flow(of.Gaussian([1.0], [[1.0]]), field, of.Lie(), t1=2.0, dt=1.0).final
+    final = of.flow(of.Gaussian([1.0], root=[[1.0]]), field, of.Lie(), t1=2.0, dt=1.0).final
     assert final.root.item() == pytest.approx(1.0, rel=1e-14)
     assert final.mean.item() == pytest.approx(1.0)
 
@@ -132,6 +132,6 @@ def test_clouds_are_refused() -> None:
 
 def test_directions_that_single_precision_does_not_resolve_are_not_frozen_in_silence() -> None:
     pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
-    thin = of.Gaussian(torch.zeros(2), torch.diag(torch.tensor([1.0, 1e-8])))
+    thin = of.Gaussian(torch.zeros(2), root=torch.diag(torch.tensor([1.0, 1e-8])))
     with pytest.raises(of.InputError, match="singular covariance"):
         of.flow(thin, pull, of.Lie(), t1=1.0, dt=0.1)

@@ -94,7 +94,7 @@ def gaussian_attention() -> Problem:
         return np.concatenate([V @ m + B @ m, (B @ R).ravel()])
 
     y0 = np.concatenate([m, R.ravel()])
-    return Problem(of.Gaussian(m, R), of.SoftmaxAttention(Q, K, V), reference(rhs, y0, 0.0, 1.0), 12)
+    return Problem(of.Gaussian(m, root=R), of.SoftmaxAttention(Q, K, V), reference(rhs, y0, 0.0, 1.0), 12)
 
 
 def gaussian_descent() -> Problem:
@@ -109,7 +109,7 @@ def gaussian_descent() -> Problem:
 
     y0 = np.array([0.8, 0.2])
     field = of.SteepestDescent(energy, of.Wasserstein())
-    return Problem(of.Gaussian(y0[:1], y0[1:, None]), field, reference(rhs, y0, 0.0, 1.0), 8)
+    return Problem(of.Gaussian(y0[:1], root=y0[1:, None]), field, reference(rhs, y0, 0.0, 1.0), 8)
 
 
 def jumping_layers() -> Problem:

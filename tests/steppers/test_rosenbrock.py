@@ -13,7 +13,7 @@ def problem(batch: tuple[int, ...] = ()) -> tuple[of.Gaussian, of.VelocityField]
     """A law under softmax attention whose queries depend on time."""
     rng = np.random.default_rng(0)
     Q, V = torch.from_numpy(rng.standard_normal((3, 3))) / 4, rng.standard_normal((3, 3)) / 3
-    mu = of.Gaussian(rng.standard_normal((*batch, 3)), rng.standard_normal((*batch, 3, 3)) / 2)
+    mu = of.Gaussian(rng.standard_normal((*batch, 3)), root=rng.standard_normal((*batch, 3, 3)) / 2)
     return mu, of.SoftmaxAttention(lambda t: torch.cos(3 * t)[..., None, None] * Q, -Q, V)
 
 
@@ -41,7 +41,7 @@ def test_a_hundredth_of_the_tolerance_takes_a_hundred_to_a_third_steps() -> None
 def test_fast_modes_do_not_hold_up_the_steps() -> None:
     """Eigenvalues -1e8 and -1: an explicit method would need 1e7 steps."""
     decay = of.Perceptron(np.diag([-1e8, -1.0]), np.eye(2), activation=None)
-    traj = of.flow(of.Gaussian([1.0, 1.0], np.eye(2)), decay, of.Rosenbrock(1e-7), t1=5.0, save_at=[0.0])
+    traj = of.flow(of.Gaussian([1.0, 1.0], root=np.eye(2)), decay, of.Rosenbrock(1e-7), t1=5.0, save_at=[0.0])
     assert traj.steps < 2500
     assert traj.final.mean[1].item() == pytest.approx(np.exp(-5), rel=1e-5)
     assert abs(traj.final.mean[0].item()) < 1e-9
@@ -60,7 +60,7 @@ def test_members_that_wait_for_others_at_a_save_time_stand_still() -> None:
     one, roots = np.ones((1, 1)), np.array([[[0.3]], [[0.9]]])
     ts = np.linspace(0.0, 0.5, 41)
     traj = of.flow(
-        of.Gaussian(np.zeros((2, 1)), roots),
+        of.Gaussian(np.zeros((2, 1)), root=roots),
         of.SoftmaxAttention(one, one, one),
         of.Rosenbrock(),
         t1=0.5,
@@ -84,13 +84,13 @@ def test_a_few_tokens_can_be_stepped_too() -> None:
 @pytest.mark.thorough
 def test_an_explosion_is_timed() -> None:
     one = np.ones((1, 1))
-    traj = of.flow(of.Gaussian([0.0], one), of.SoftmaxAttention(one, one, one), of.Rosenbrock(), t1=2.0)
+    traj = of.flow(of.Gaussian([0.0], root=one), of.SoftmaxAttention(one, one, one), of.Rosenbrock(), t1=2.0)
     assert traj.status == "blow_up"
     assert float(traj.blow_up_time) == pytest.approx(0.5, rel=1e-3)
 
 
 def test_gradients_are_refused() -> None:
-    mu = of.Gaussian(torch.zeros(1).double(), torch.ones(1, 1, dtype=torch.float64, requires_grad=True))
+    mu = of.Gaussian(torch.zeros(1).double(), root=torch.ones(1, 1, dtype=torch.float64, requires_grad=True))
     with pytest.raises(of.DerivativeError, match="Dopri5"):
         of.flow(mu, of.SoftmaxAttention(*[[[1.0]]] * 3), of.Rosenbrock(), t1=0.1)
 
@@ -98,7 +98,7 @@ def test_gradients_are_refused() -> None:
 @pytest.mark.thorough
 def test_gradient_flows_have_a_jacobian() -> None:
     A = torch.tensor([[1.0, 0.3], [0.3, 0.5]], dtype=torch.float64)
-    mu = of.Gaussian([0.0, 0.0], [[1.0, 0.2], [0.0, 0.7]])
+    mu = of.Gaussian([0.0, 0.0], root=[[1.0, 0.2], [0.0, 0.7]])
     descent = of.SteepestDescent(of.SquaredScores(A), of.Wasserstein())
     attention = of.SoftmaxAttention(A, torch.eye(2).double(), -A)
     u = of.Tangent([torch.zeros(2).double(), torch.tensor([[0.3, 1.0], [-0.5, 0.1]], dtype=torch.float64)])
@@ -112,7 +112,10 @@ def test_gradient_flows_have_a_jacobian() -> None:
 def test_single_precision_stays_single() -> None:
     eye = torch.eye(2)
     final = of.flow(
-        of.Gaussian(torch.zeros(2), eye), of.SoftmaxAttention(eye, -eye, eye), of.Rosenbrock(1e-4), t1=1.0
+        of.Gaussian(torch.zeros(2), root=eye),
+        of.SoftmaxAttention(eye, -eye, eye),
+        of.Rosenbrock(1e-4),
+        t1=1.0,
     )
     assert final.final.root.dtype == torch.float32
     assert final.final.cov[0, 0].item() == pytest.approx(1 / 3, rel=1e-3)
@@ -122,7 +125,7 @@ def test_single_precision_stays_single() -> None:
 def test_layers_of_a_batch_are_those_of_each_member() -> None:
     rng = np.random.default_rng(3)
     W, eye = torch.from_numpy(rng.standard_normal((3, 7, 2, 2))), np.eye(2)
-    mu = of.Gaussian(rng.standard_normal((7, 2)), rng.standard_normal((7, 2, 2)))
+    mu = of.Gaussian(rng.standard_normal((7, 2)), root=rng.standard_normal((7, 2, 2)))
     together = of.flow(
         mu, of.Perceptron(of.Layers(W), eye, activation=None), of.Rosenbrock(1e-7), t1=2.5, save_at=[0.0]
     ).final

@@ -321,9 +321,11 @@ def test_second_derivatives_are_refused() -> None:
     a = torch.tensor(covariance(3, 3.0)).requires_grad_()
     with pytest.raises(DerivativeError, match="second"):
         torch.autograd.grad(bures(a, torch.eye(3).double()), a, create_graph=True)
-    mu = of.Gaussian(np.zeros(3), a)
+    mu = of.Gaussian(np.zeros(3), root=a)
     with pytest.raises(DerivativeError, match="second"):
-        torch.autograd.grad(bures_wasserstein(mu, of.Gaussian(np.ones(3), np.eye(3))), a, create_graph=True)
+        torch.autograd.grad(
+            bures_wasserstein(mu, of.Gaussian(np.ones(3), root=np.eye(3))), a, create_graph=True
+        )
 
 
 # --- Gaussians ---------------------------------------------------------------------------------------
@@ -332,7 +334,7 @@ RANKS = [(1, 1, 1), (2, 2, 2), (2, 1, 2), (2, 5, 3), (3, 3, 3), (3, 2, 3), (3, 1
 
 
 def gaussian(d: int, r: int, seed: int = 0, *batch: int) -> of.Gaussian:
-    return of.Gaussian(normal(*batch, d, seed=seed), normal(*batch, d, r, seed=seed + 1))
+    return of.Gaussian(normal(*batch, d, seed=seed), root=normal(*batch, d, r, seed=seed + 1))
 
 
 def true_distance(mu: of.Gaussian, nu: of.Gaussian) -> Any:
@@ -359,7 +361,7 @@ def test_gaussians_of_any_rank_are_measured(ranks: tuple[int, int, int]) -> None
 def test_roots_that_are_close_give_relative_precision(ranks: tuple[int, int], h: float) -> None:
     d, r = ranks
     mu = gaussian(d, r)
-    nu = of.Gaussian(mu.mean, mu.root + h * torch.tensor(normal(d, r, seed=9)))
+    nu = of.Gaussian(mu.mean, root=mu.root + h * torch.tensor(normal(d, r, seed=9)))
     assert relative_error(bures_wasserstein(mu, nu), true_distance(mu, nu)) < 1e-12
 
 
@@ -368,7 +370,7 @@ def test_roots_that_are_close_give_relative_precision(ranks: tuple[int, int], h:
 def test_roots_that_are_turned_give_what_their_rounding_allows(d: int, h: float) -> None:
     mu = gaussian(d, d)
     turn = np.linalg.qr(normal(d, d, seed=8))[0]
-    nu = of.Gaussian(mu.mean, (mu.root.numpy() + h * normal(d, d, seed=9)) @ turn)
+    nu = of.Gaussian(mu.mean, root=(mu.root.numpy() + h * normal(d, d, seed=9)) @ turn)
     w = true_distance(mu, nu)
     size = float(torch.linalg.norm(mu.root))
     assert relative_error(bures_wasserstein(mu, nu), w) < 1e-12 + 1e-15 * size / float(w)
@@ -387,13 +389,13 @@ def test_roots_and_covariances_agree_and_so_does_pot() -> None:
 @pytest.mark.parametrize("scale", [1e-150, 1e-100, 1e100, 1e150])
 def test_roots_may_be_of_any_size(scale: float) -> None:
     mu, nu = gaussian(3, 3), gaussian(3, 2, seed=4)
-    big = [of.Gaussian(scale * g.mean, scale * g.root) for g in (mu, nu)]
+    big = [of.Gaussian(scale * g.mean, root=scale * g.root) for g in (mu, nu)]
     torch.testing.assert_close(bures_wasserstein(*big) / scale, bures_wasserstein(mu, nu), rtol=1e-13, atol=0)
 
 
 def test_gaussians_in_float32_keep_their_dtype() -> None:
-    mu = of.Gaussian(np.zeros(3, np.float32), normal(3, 3).astype(np.float32))
-    nu = of.Gaussian(mu.mean, mu.root + 1e-5 * torch.tensor(normal(3, 3, seed=2)).float())
+    mu = of.Gaussian(np.zeros(3, np.float32), root=normal(3, 3).astype(np.float32))
+    nu = of.Gaussian(mu.mean, root=mu.root + 1e-5 * torch.tensor(normal(3, 3, seed=2)).float())
     w = bures_wasserstein(mu, nu)
     assert w.dtype == torch.float32
     assert relative_error(w, true_distance(mu, nu)) < 1e-6
@@ -402,7 +404,7 @@ def test_gaussians_in_float32_keep_their_dtype() -> None:
 def test_a_gaussian_has_distance_zero_to_itself_and_gradient_zero() -> None:
     mu = gaussian(3, 3)
     root = mu.root.clone().requires_grad_()
-    w = bures_wasserstein(of.Gaussian(mu.mean, root), mu)
+    w = bures_wasserstein(of.Gaussian(mu.mean, root=root), mu)
     w.backward()
     assert w.item() == 0
     assert torch.equal(root.grad, torch.zeros_like(root))
@@ -414,7 +416,7 @@ def test_the_gradient_in_means_and_roots_is_right(ranks: tuple[int, int, int]) -
     d, r1, r2 = ranks
 
     def f(m1: Tensor, R1: Tensor, m2: Tensor, R2: Tensor) -> Tensor:
-        return bures_wasserstein(of.Gaussian(m1, R1), of.Gaussian(m2, R2))
+        return bures_wasserstein(of.Gaussian(m1, root=R1), of.Gaussian(m2, root=R2))
 
     leaves = [
         x.clone().requires_grad_() for g in (gaussian(d, r1), gaussian(d, r2, seed=5)) for x in g.coords
@@ -427,7 +429,7 @@ def test_the_gradient_in_a_root_is_finite_at_repeated_and_vanishing_singular_val
     R2 = np.diag([3.0, 3.0, 0.0]) if R1.shape == (3, 3) and R1[2, 2] == 0 else 2 * np.eye(3)
 
     def f(R: Tensor) -> Tensor:
-        return bures_wasserstein(of.Gaussian(np.zeros(3), R), of.Gaussian(np.zeros(3), R2))
+        return bures_wasserstein(of.Gaussian(np.zeros(3), root=R), of.Gaussian(np.zeros(3), root=R2))
 
     root = torch.tensor(R1).requires_grad_()
     f(root).backward()
@@ -446,7 +448,7 @@ def test_measures_that_cannot_be_compared_are_refused() -> None:
         with pytest.raises(InputError, match=message):
             bures_wasserstein(gaussian(3, 3, 0, 3) if message == "broadcast" else mu, nu)
     with pytest.raises(InputError, match="dtype"):
-        bures_wasserstein(mu, of.Gaussian(np.zeros(3, np.float32), np.eye(3, dtype=np.float32)))
+        bures_wasserstein(mu, of.Gaussian(np.zeros(3, np.float32), root=np.eye(3, dtype=np.float32)))
 
 
 # --- laws --------------------------------------------------------------------------------------------
@@ -457,14 +459,16 @@ def gaussians(draw: Any, count: int = 1) -> list[of.Gaussian]:
     """Gaussians of one dimension and any ranks, some of them close to others."""
     d, seed = draw(st.integers(1, 4)), draw(st.integers(0, 10_000))
     rng = np.random.default_rng(seed)
-    out = [of.Gaussian(rng.standard_normal(d), rng.standard_normal((d, draw(st.integers(1, 5)))))]
+    out = [of.Gaussian(rng.standard_normal(d), root=rng.standard_normal((d, draw(st.integers(1, 5)))))]
     for _ in range(count - 1):
         if draw(st.booleans()):
-            out.append(of.Gaussian(rng.standard_normal(d), rng.standard_normal((d, draw(st.integers(1, 5))))))
+            out.append(
+                of.Gaussian(rng.standard_normal(d), root=rng.standard_normal((d, draw(st.integers(1, 5)))))
+            )
         else:
             h = 10.0 ** -draw(st.integers(0, 9))
             mean, root = (c + h * torch.tensor(rng.standard_normal(c.shape)) for c in out[0].coords)
-            out.append(of.Gaussian(mean, root))
+            out.append(of.Gaussian(mean, root=root))
     return out
 
 
@@ -489,7 +493,7 @@ def test_the_triangle_inequality_holds(three: list[of.Gaussian]) -> None:
 def test_a_common_motion_changes_no_distance(pair: list[of.Gaussian], seed: int) -> None:
     mu, nu = pair
     turn = torch.tensor(np.linalg.qr(normal(mu.d, mu.d, seed=seed))[0])
-    moved_pair = [of.Gaussian(g.mean @ turn.T + 1, turn @ g.root) for g in pair]
+    moved_pair = [of.Gaussian(g.mean @ turn.T + 1, root=turn @ g.root) for g in pair]
     torch.testing.assert_close(
         bures_wasserstein(*moved_pair), bures_wasserstein(mu, nu), rtol=1e-9, atol=1e-14
     )
@@ -498,7 +502,7 @@ def test_a_common_motion_changes_no_distance(pair: list[of.Gaussian], seed: int)
 @given(gaussians(2), st.floats(0.01, 100))
 @settings(max_examples=40)
 def test_distances_scale_with_lengths(pair: list[of.Gaussian], c: float) -> None:
-    scaled = [of.Gaussian(c * g.mean, c * g.root) for g in pair]
+    scaled = [of.Gaussian(c * g.mean, root=c * g.root) for g in pair]
     torch.testing.assert_close(
         bures_wasserstein(*scaled), c * bures_wasserstein(*pair), rtol=1e-7, atol=1e-14 * c
     )
@@ -516,7 +520,7 @@ def test_a_geodesic_has_constant_speed(pair: list[of.Gaussian], s: float, t: flo
 @settings(max_examples=40)
 def test_the_exponential_undoes_the_logarithm(pair: list[of.Gaussian]) -> None:
     mu, nu = pair
-    mu = of.Gaussian(mu.mean, torch.nn.functional.pad(mu.root, (0, 5)))  # room for the rank of nu
+    mu = of.Gaussian(mu.mean, root=torch.nn.functional.pad(mu.root, (0, 5)))  # room for the rank of nu
     u = bures_log(mu, nu)
     end = bures_exp(mu, u)
     torch.testing.assert_close(end.mean, nu.mean)
@@ -528,8 +532,10 @@ def test_the_exponential_undoes_the_logarithm(pair: list[of.Gaussian]) -> None:
 @given(gaussians(2), st.floats(0.05, 0.95))
 @settings(max_examples=30)
 def test_the_barycentre_of_two_lies_on_the_geodesic(pair: list[of.Gaussian], t: float) -> None:
-    mu, nu = (of.Gaussian(g.mean, torch.nn.functional.pad(g.root, (0, 5 - g.root.shape[-1]))) for g in pair)
-    both = of.Gaussian(torch.stack([mu.mean, nu.mean]), torch.stack([mu.root, nu.root]))
+    mu, nu = (
+        of.Gaussian(g.mean, root=torch.nn.functional.pad(g.root, (0, 5 - g.root.shape[-1]))) for g in pair
+    )
+    both = of.Gaussian(torch.stack([mu.mean, nu.mean]), root=torch.stack([mu.root, nu.root]))
     found = bures_barycentre(both, [1 - t, t], on_failure="return").measure
     # it may not be unique if both are singular, so compare distances rather than measures
     w = float(bures_wasserstein(mu, nu))
@@ -557,7 +563,7 @@ def test_a_time_beyond_the_geodesic_is_refused(t: Any) -> None:
 
 def test_a_geodesic_is_differentiable() -> None:
     def f(m1: Tensor, R1: Tensor, m2: Tensor, R2: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        g = bures_geodesic(of.Gaussian(m1, R1), of.Gaussian(m2, R2), t)
+        g = bures_geodesic(of.Gaussian(m1, root=R1), of.Gaussian(m2, root=R2), t)
         return g.mean, g.root
 
     leaves = [x.clone().requires_grad_() for g in (gaussian(3, 3), gaussian(3, 3, seed=5)) for x in g.coords]
@@ -578,7 +584,7 @@ def test_a_root_too_narrow_for_the_target_is_refused_and_a_wide_target_of_low_ra
     mu = gaussian(3, 1)
     with pytest.raises(InputError, match="columns of zeros"):
         bures_log(mu, gaussian(3, 2))
-    ray = of.Gaussian(np.zeros(3), np.outer(normal(3, seed=2), normal(4, seed=3)))
+    ray = of.Gaussian(np.zeros(3), root=np.outer(normal(3, seed=2), normal(4, seed=3)))
     torch.testing.assert_close(bures_exp(mu, bures_log(mu, ray)).cov, ray.cov)
 
 
@@ -619,7 +625,7 @@ REACHABLE = {
 @pytest.mark.parametrize("name", REACHABLE)
 def test_a_singular_gaussian_has_a_map_to_what_it_can_reach(name: str) -> None:
     S1, S2 = REACHABLE[name]
-    mu, nu = of.Gaussian.from_cov(np.zeros(3), S1), of.Gaussian.from_cov(np.ones(3), S2)
+    mu, nu = of.Gaussian(np.zeros(3), cov=S1), of.Gaussian(np.ones(3), cov=S2)
     f = bures_map(mu, nu)
     assert f.status == "ok"
     torch.testing.assert_close(f(mu).cov, nu.cov, rtol=1e-12, atol=1e-12)
@@ -631,8 +637,8 @@ def test_a_singular_gaussian_has_a_map_to_what_it_can_reach(name: str) -> None:
 @pytest.mark.parametrize("turned", [False, True])
 def test_without_a_map_the_error_carries_the_conditional_mean(turned: bool) -> None:
     q = np.linalg.qr(normal(3, 3))[0] if turned else np.eye(3)
-    mu = of.Gaussian.from_cov(np.zeros(3), symmetric(q @ np.diag([1.0, 1.0, 0.0]) @ q.T))
-    nu = of.Gaussian.from_cov(np.zeros(3), 4 * np.eye(3))
+    mu = of.Gaussian(np.zeros(3), cov=symmetric(q @ np.diag([1.0, 1.0, 0.0]) @ q.T))
+    nu = of.Gaussian(np.zeros(3), cov=4 * np.eye(3))
     with pytest.raises(ConvergenceError, match="no map") as caught:
         bures_map(mu, nu)
     f = bures_map(mu, nu, on_failure="return")
@@ -642,16 +648,21 @@ def test_without_a_map_the_error_carries_the_conditional_mean(turned: bool) -> N
 
 @pytest.mark.parametrize(("dtype", "thin"), [(np.float64, 1e-9), (np.float64, 1e-15), (np.float32, 1e-4)])
 def test_a_direction_that_is_thin_is_mapped_like_any_other(dtype: type, thin: float) -> None:
-    mu, nu = (of.Gaussian(np.zeros(2, dtype), np.diag([1.0, thin * c]).astype(dtype)) for c in (1.0, 2.0))
+    mu, nu = (
+        of.Gaussian(np.zeros(2, dtype), root=np.diag([1.0, thin * c]).astype(dtype)) for c in (1.0, 2.0)
+    )
     f = bures_map(mu, nu)
     assert f.status == "ok"
     np.testing.assert_allclose(f.matrix, np.diag([1.0, 2.0]), rtol=1e-6)
 
 
 def test_a_thin_direction_of_the_target_that_cannot_be_reached_is_reported() -> None:
-    mu, nu = of.Gaussian(np.zeros(2), np.diag([1.0, 0.0])), of.Gaussian(np.zeros(2), np.diag([1.0, 1e-9]))
+    mu, nu = (
+        of.Gaussian(np.zeros(2), root=np.diag([1.0, 0.0])),
+        of.Gaussian(np.zeros(2), root=np.diag([1.0, 1e-9])),
+    )
     assert bures_map(mu, nu, on_failure="return").status == "degenerate"
-    large = of.Gaussian(np.zeros(2), np.diag([1e30, 0.0]))
+    large = of.Gaussian(np.zeros(2), root=np.diag([1e30, 0.0]))
     assert bures_map(large, nu, on_failure="return").status == "degenerate"
 
 
@@ -668,7 +679,7 @@ def test_the_map_between_turned_thin_gaussians_is_as_good_as_their_rounding(c: f
             inner = power(S1, 0.5) * S2 * power(S1, 0.5)
             T = power(S1, -0.5) * power((inner + inner.T) / 2, 0.5) * power(S1, -0.5)
             true = np.array(T.tolist(), dtype=float)
-        f = bures_map(of.Gaussian(np.zeros(3), R1), of.Gaussian(np.zeros(3), R2))
+        f = bures_map(of.Gaussian(np.zeros(3), root=R1), of.Gaussian(np.zeros(3), root=R2))
         assert f.status == "ok"
         np.testing.assert_allclose(f.matrix, true, rtol=0, atol=1e-15 / c * abs(true).max())
 
@@ -679,7 +690,10 @@ def power(s: mpmath.matrix, p: float) -> mpmath.matrix:
 
 
 def test_maps_between_gaussians_of_very_unlike_size_keep_their_digits() -> None:
-    mu, nu = of.Gaussian(np.zeros(2), 1e20 * np.eye(2)), of.Gaussian(np.zeros(2), np.diag([1.0, 2.0]))
+    mu, nu = (
+        of.Gaussian(np.zeros(2), root=1e20 * np.eye(2)),
+        of.Gaussian(np.zeros(2), root=np.diag([1.0, 2.0])),
+    )
     np.testing.assert_allclose(bures_map(mu, nu).matrix, np.diag([1e-20, 2e-20]), rtol=1e-14)
 
 
@@ -688,7 +702,7 @@ def test_the_map_is_differentiable(ranks: tuple[int, int, int]) -> None:
     d, r1, r2 = ranks
 
     def f(R1: Tensor, R2: Tensor) -> Tensor:
-        return bures_map(of.Gaussian(np.zeros(d), R1), of.Gaussian(np.zeros(d), R2)).matrix
+        return bures_map(of.Gaussian(np.zeros(d), root=R1), of.Gaussian(np.zeros(d), root=R2)).matrix
 
     leaves = [gaussian(d, r, seed).root.clone().requires_grad_() for r, seed in ((r1, 0), (r2, 5))]
     assert gradcheck(f, leaves)
@@ -721,7 +735,7 @@ def members(d: int, k: int, condition: float, *batch: int, rank: int | None = No
     v = np.linalg.qr(normal(*batch, k, d, d))[0]
     values = np.logspace(0, -np.log10(condition) / 2, d)
     values[d if rank is None else rank :] = 0
-    return of.Gaussian(normal(*batch, k, d, seed=1), v * values)
+    return of.Gaussian(normal(*batch, k, d, seed=1), root=v * values)
 
 
 def gradient(mus: of.Gaussian, w: Array, nu: of.Gaussian) -> tuple[float, float]:
@@ -755,7 +769,7 @@ def test_the_barycentre_is_that_of_pot() -> None:
 
 def test_commuting_covariances_average_their_roots() -> None:
     roots, w = np.array([[1.0, 2.0], [3.0, 0.5], [0.0, 4.0]]), np.array([0.5, 0.25, 0.25])
-    found = bures_barycentre(of.Gaussian(np.zeros((3, 2)), roots[:, :, None] * np.eye(2)), w)
+    found = bures_barycentre(of.Gaussian(np.zeros((3, 2)), root=roots[:, :, None] * np.eye(2)), w)
     assert found.iterations == 1
     torch.testing.assert_close(found.measure.cov, torch.diag(torch.tensor((w @ roots) ** 2)))
 
@@ -772,14 +786,14 @@ def test_one_invertible_member_among_singular_ones_is_enough() -> None:
     mus = members(3, 4, 10.0, rank=1)
     root = mus.root.clone()
     root[0] = torch.eye(3)
-    found = bures_barycentre(of.Gaussian(mus.mean, root))
+    found = bures_barycentre(of.Gaussian(mus.mean, root=root))
     assert float(torch.linalg.eigvalsh(found.measure.cov)[0]) > 1e-3
 
 
 def test_in_float32_a_barycentre_of_narrow_covariances_has_no_holes() -> None:
     """Elsewhere such a covariance came out with zeros."""
     values = np.logspace(0, -6, 4).astype(np.float32) ** 0.5
-    mus = of.Gaussian(np.zeros((2, 4), np.float32), np.stack([np.diag(values), np.diag(2 * values)]))
+    mus = of.Gaussian(np.zeros((2, 4), np.float32), root=np.stack([np.diag(values), np.diag(2 * values)]))
     found = bures_barycentre(mus)
     assert found.measure.dtype == torch.float32
     np.testing.assert_allclose(found.measure.cov.diagonal(), (1.5 * values) ** 2, rtol=1e-5)
@@ -787,7 +801,7 @@ def test_in_float32_a_barycentre_of_narrow_covariances_has_no_holes() -> None:
 
 def test_equal_members_are_their_own_barycentre() -> None:
     mu = gaussian(3, 3)
-    found = bures_barycentre(of.Gaussian(mu.mean.expand(4, 3), mu.root.expand(4, 3, 3)))
+    found = bures_barycentre(of.Gaussian(mu.mean.expand(4, 3), root=mu.root.expand(4, 3, 3)))
     assert found.status == "ok"
     torch.testing.assert_close(found.measure.cov, mu.cov, rtol=1e-13, atol=1e-13)
 
@@ -804,7 +818,7 @@ def test_barycentres_of_a_batch_are_those_of_its_members() -> None:
 @pytest.mark.parametrize("scale", [1e-100, 1e100])
 def test_barycentres_may_be_of_any_size(scale: float) -> None:
     mus = members(3, 3, 100.0)
-    big = bures_barycentre(of.Gaussian(scale * mus.mean, scale * mus.root)).measure
+    big = bures_barycentre(of.Gaussian(scale * mus.mean, root=scale * mus.root)).measure
     torch.testing.assert_close(
         (big.root / scale) @ (big.root / scale).mT, bures_barycentre(mus).measure.cov, rtol=1e-9, atol=1e-10
     )
@@ -812,15 +826,17 @@ def test_barycentres_may_be_of_any_size(scale: float) -> None:
 
 def test_the_covariance_of_a_barycentre_does_not_depend_on_the_means() -> None:
     mus = members(3, 2, 1e4)
-    far = of.Gaussian(1e12 * np.array([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]]), mus.root)
-    found, expected = bures_barycentre(far), bures_barycentre(of.Gaussian(np.zeros((2, 3)), mus.root))
+    far = of.Gaussian(1e12 * np.array([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]]), root=mus.root)
+    found, expected = bures_barycentre(far), bures_barycentre(of.Gaussian(np.zeros((2, 3)), root=mus.root))
     assert torch.equal(found.measure.cov, expected.measure.cov)
-    assert gradient(of.Gaussian(np.zeros((2, 3)), mus.root), np.full(2, 0.5), expected.measure)[0] < 1e-11
+    assert (
+        gradient(of.Gaussian(np.zeros((2, 3)), root=mus.root), np.full(2, 0.5), expected.measure)[0] < 1e-11
+    )
 
 
 def test_a_missed_tolerance_is_reported_with_the_result() -> None:
     mus = members(2, 5, 1e6)
-    mus = of.Gaussian(np.zeros((5, 2)), mus.root)
+    mus = of.Gaussian(np.zeros((5, 2)), root=mus.root)
     with pytest.raises(ConvergenceError, match="3 iterations") as caught:
         bures_barycentre(mus, max_iter=3)
     found = bures_barycentre(mus, max_iter=3, on_failure="return")
@@ -834,7 +850,7 @@ def test_a_barycentre_is_differentiable_in_means_roots_and_weights() -> None:
     mus, C = members(3, 4, 10.0), torch.tensor(normal(3, 3, seed=3))
 
     def f(mean: Tensor, root: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        nu = bures_barycentre(of.Gaussian(mean, root), w / w.sum(), tol=1e-14).measure
+        nu = bures_barycentre(of.Gaussian(mean, root=root), w / w.sum(), tol=1e-14).measure
         return nu.mean, (C * nu.cov).sum()
 
     w = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
@@ -844,7 +860,7 @@ def test_a_barycentre_is_differentiable_in_means_roots_and_weights() -> None:
 
 def test_what_depends_on_the_root_and_not_on_the_measure_has_no_derivative() -> None:
     mus = members(3, 4, 10.0)
-    nu = bures_barycentre(of.Gaussian(mus.mean, mus.root.clone().requires_grad_())).measure
+    nu = bures_barycentre(of.Gaussian(mus.mean, root=mus.root.clone().requires_grad_())).measure
     with pytest.raises(DerivativeError, match="measure"):
         (torch.tensor(normal(3, 3, seed=3)) * nu.root).sum().backward()
 

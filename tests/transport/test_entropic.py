@@ -1016,7 +1016,7 @@ def test_measures_that_cannot_be_compared_are_refused() -> None:
         "Sphere": ball(1, 5),
         "float32": of.Particles(mu.x.float()),
         "batch": cloud(1, 5, batch=(2,)),
-        "Gaussian": of.Gaussian([0.0, 0.0], np.eye(2)),
+        "Gaussian": of.Gaussian([0.0, 0.0], root=np.eye(2)),
     }
     for match, nu in others.items():
         with pytest.raises(of.InputError, match=match):

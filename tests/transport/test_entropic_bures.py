@@ -29,11 +29,11 @@ RANKS = [(1, 1, 1), (2, 2, 2), (3, 3, 3), (3, 2, 3), (3, 1, 2), (4, 2, 2), (2, 5
 
 
 def gaussian(d: int, r: int, seed: int = 0) -> of.Gaussian:
-    return of.Gaussian(normal(d, seed=seed), normal(d, r, seed=seed + 1))
+    return of.Gaussian(normal(d, seed=seed), root=normal(d, r, seed=seed + 1))
 
 
 def near(mu: of.Gaussian, h: float) -> of.Gaussian:
-    return of.Gaussian(mu.mean, mu.root + h * torch.tensor(normal(*mu.root.shape, seed=9)))
+    return of.Gaussian(mu.mean, root=mu.root + h * torch.tensor(normal(*mu.root.shape, seed=9)))
 
 
 def exact(a: Tensor) -> mpmath.matrix:
@@ -89,7 +89,7 @@ def test_value_and_divergence_keep_their_digits_when_roots_are_close(
 def test_the_divergence_of_turned_roots_is_as_good_as_their_rounding(h: float) -> None:
     mu = gaussian(3, 3)
     turn = torch.tensor(np.linalg.qr(normal(3, 3, seed=8))[0])
-    nu = of.Gaussian(mu.mean, near(mu, h).root @ turn)
+    nu = of.Gaussian(mu.mean, root=near(mu, h).root @ turn)
     with mpmath.workdps(80):
         both, first, second = (textbook(x, y, 0.1)[0] for x, y in ((mu, nu), (mu, mu), (nu, nu)))
         true = both - (first + second) / 2
@@ -129,8 +129,8 @@ def sinkhorn(x: Array, y: Array, w: Array, v: Array, eps: float) -> Array:
 @pytest.mark.slow(but_for=["1-1-1", "2-1-1"])
 @pytest.mark.parametrize(("d", "r1", "r2"), [(1, 1, 1), (2, 1, 1), (2, 2, 1)])
 def test_sinkhorn_on_quadrature_nodes_finds_the_same_plan(d: int, r1: int, r2: int) -> None:
-    mu = of.Gaussian(0.3 * normal(d), 0.5 * normal(d, r1, seed=1))
-    nu = of.Gaussian(0.3 * normal(d, seed=2), 0.6 * normal(d, r2, seed=3))
+    mu = of.Gaussian(0.3 * normal(d), root=0.5 * normal(d, r1, seed=1))
+    nu = of.Gaussian(0.3 * normal(d, seed=2), root=0.6 * normal(d, r2, seed=3))
     (x, w), (y, v) = ((a.numpy() for a in g.nodes()) for g in (mu, nu))
     eps, plan = 1.5, entropic_bures_wasserstein(mu, nu, 1.5)
     p = sinkhorn(x, y, w, v, eps)
@@ -145,7 +145,7 @@ def test_sinkhorn_on_quadrature_nodes_finds_the_same_plan(d: int, r1: int, r2: i
 
 
 def test_pot_finds_the_same_value_on_a_line() -> None:
-    mu, nu = of.Gaussian([0.2], [[0.7]]), of.Gaussian([-0.1], [[0.4]])
+    mu, nu = of.Gaussian([0.2], root=[[0.7]]), of.Gaussian([-0.1], root=[[0.4]])
     x = np.linspace(-4, 4, 201)
     a, b = (np.exp(-((x - float(g.mean)) ** 2) / (2 * float(g.cov))) for g in (mu, nu))
     a, b = a / a.sum(), b / b.sum()
@@ -184,7 +184,7 @@ def test_with_nothing_but_noise_the_points_are_independent() -> None:
 @pytest.mark.parametrize("eps", EPS)
 def test_points_have_no_blur(eps: float) -> None:
     zero = np.zeros((3, 2))
-    mu, nu = of.Gaussian(normal(3), zero), of.Gaussian(normal(3, seed=2), zero)
+    mu, nu = of.Gaussian(normal(3), root=zero), of.Gaussian(normal(3, seed=2), root=zero)
     square = (mu.mean - nu.mean).square().sum()
     plan = entropic_bures_wasserstein(mu, nu, eps)
     for x in (plan.regularised_cost, plan.transport_cost, gaussian_sinkhorn_divergence(mu, nu, eps)):
@@ -196,7 +196,7 @@ def test_points_have_no_blur(eps: float) -> None:
 @pytest.mark.parametrize("scale", [1e-100, 1e-30, 1e30, 1e100])
 def test_only_the_ratio_of_noise_and_covariance_matters(scale: float) -> None:
     mu, nu = gaussian(3, 3), gaussian(3, 2, seed=4)
-    big = [of.Gaussian(scale * g.mean, scale * g.root) for g in (mu, nu)]
+    big = [of.Gaussian(scale * g.mean, root=scale * g.root) for g in (mu, nu)]
     one, other = entropic_bures_wasserstein(mu, nu, 0.3), entropic_bures_wasserstein(*big, 0.3 * scale**2)
     torch.testing.assert_close(
         other.regularised_cost / scale / scale, one.regularised_cost, rtol=1e-12, atol=0
@@ -211,8 +211,8 @@ def test_only_the_ratio_of_noise_and_covariance_matters(scale: float) -> None:
 
 
 def test_float32_and_batches_come_back_as_they_went_in() -> None:
-    mu = of.Gaussian(normal(2, 1, 3).astype(np.float32), normal(2, 1, 3, 3).astype(np.float32))
-    nu = of.Gaussian(normal(4, 3, seed=2).astype(np.float32), normal(4, 3, 2, seed=3).astype(np.float32))
+    mu = of.Gaussian(normal(2, 1, 3).astype(np.float32), root=normal(2, 1, 3, 3).astype(np.float32))
+    nu = of.Gaussian(normal(4, 3, seed=2).astype(np.float32), root=normal(4, 3, 2, seed=3).astype(np.float32))
     plan = entropic_bures_wasserstein(mu, nu, 0.5)
     shapes = [
         tuple(x.shape) for x in (plan.regularised_cost, plan.transport_cost, plan.cross, plan.map.matrix)
@@ -227,7 +227,7 @@ def test_float32_and_batches_come_back_as_they_went_in() -> None:
 
 @pytest.mark.parametrize("eps", [0.0, -1.0, float("nan"), float("inf"), 1e-320])
 def test_noise_that_is_not_positive_is_refused(eps: float) -> None:
-    mu = of.Gaussian(np.zeros(2), 1e10 * np.eye(2))
+    mu = of.Gaussian(np.zeros(2), root=1e10 * np.eye(2))
     for f in (entropic_bures_wasserstein, gaussian_sinkhorn_divergence):
         with pytest.raises(InputError, match="eps"):
             f(mu, mu, eps)
@@ -252,7 +252,7 @@ def test_gradients_in_means_and_roots_are_right(name: str, ranks: tuple[int, int
     d, r1, r2 = ranks
 
     def f(m1: Tensor, R1: Tensor, m2: Tensor, R2: Tensor) -> Tensor:
-        return QUANTITIES[name](of.Gaussian(m1, R1), of.Gaussian(m2, R2))
+        return QUANTITIES[name](of.Gaussian(m1, root=R1), of.Gaussian(m2, root=R2))
 
     leaves = [
         x.clone().requires_grad_() for g in (gaussian(d, r1), gaussian(d, r2, seed=5)) for x in g.coords
@@ -265,7 +265,7 @@ def test_gradients_in_means_and_roots_are_right(name: str, ranks: tuple[int, int
 def test_gradients_are_right_at_repeated_and_vanishing_singular_values(name: str, root: Array) -> None:
     def f(R1: Tensor, R2: Tensor) -> Tensor:
         zero = torch.zeros(3, dtype=torch.float64)
-        return QUANTITIES[name](of.Gaussian(zero, R1), of.Gaussian(zero, R2))
+        return QUANTITIES[name](of.Gaussian(zero, root=R1), of.Gaussian(zero, root=R2))
 
     leaves = [torch.tensor(c * root).requires_grad_() for c in (1.0, 2.0)]
     assert gradcheck(f, leaves)
@@ -281,18 +281,18 @@ def test_value_and_divergence_have_second_derivatives(ranks: tuple[int, int, int
     for name in ("value", "divergence"):
 
         def f(m1: Tensor, R1: Tensor, m2: Tensor, R2: Tensor, name: str = name) -> Tensor:
-            return QUANTITIES[name](of.Gaussian(m1, R1), of.Gaussian(m2, R2))
+            return QUANTITIES[name](of.Gaussian(m1, root=R1), of.Gaussian(m2, root=R2))
 
         assert gradgradcheck(f, leaves)
 
 
 def test_second_derivatives_see_a_root_leave_its_row_space() -> None:
     """On the line the value is f(|R|), so that its Hessian at (x, 0) has the entry f'(x) / x."""
-    other = of.Gaussian([0.0], [[2.0]])
+    other = of.Gaussian([0.0], root=[[2.0]])
     for f in (gaussian_sinkhorn_divergence, lambda *args: entropic_bures_wasserstein(*args).regularised_cost):
 
         def g(root: Tensor, f: Any = f) -> Tensor:
-            return f(of.Gaussian([0.0], root), other, 1.0)
+            return f(of.Gaussian([0.0], root=root), other, 1.0)
 
         slope = torch.autograd.functional.jacobian(g, torch.tensor([[1.0]], dtype=torch.float64))
         hessian = torch.autograd.functional.hessian(g, torch.tensor([[1.0, 0.0]], dtype=torch.float64))
@@ -302,7 +302,7 @@ def test_second_derivatives_see_a_root_leave_its_row_space() -> None:
 
 def test_second_derivatives_of_the_plan_are_refused() -> None:
     root = torch.eye(2, dtype=torch.float64, requires_grad=True)
-    plan = entropic_bures_wasserstein(of.Gaussian(np.zeros(2), root), gaussian(2, 2), 1.0)
+    plan = entropic_bures_wasserstein(of.Gaussian(np.zeros(2), root=root), gaussian(2, 2), 1.0)
     with pytest.raises(DerivativeError, match="Gaussian Sinkhorn scaling"):
         torch.autograd.grad(plan.cross.sum(), root, create_graph=True)
 
@@ -312,8 +312,8 @@ def test_the_descent_of_the_divergence_to_the_standard_normal_follows_its_equati
     """dC/dt = (16 C + eps^2)^(1/2) - (16 C^2 + eps^2)^(1/2), not what one finds in print."""
     for c in (0.1, 1.0, 7.0):
         root = torch.tensor([[c**0.5]], dtype=torch.float64, requires_grad=True)
-        standard = of.Gaussian([0.0], [[1.0]])
-        s = gaussian_sinkhorn_divergence(of.Gaussian([0.0], root), standard, eps)
+        standard = of.Gaussian([0.0], root=[[1.0]])
+        s = gaussian_sinkhorn_divergence(of.Gaussian([0.0], root=root), standard, eps)
         (slope,) = torch.autograd.grad(s, root)
         expected = (16 * c + eps**2) ** 0.5 - (16 * c**2 + eps**2) ** 0.5
         assert -2 * c**0.5 * slope.item() == pytest.approx(expected, rel=1e-10, abs=1e-10)
@@ -322,7 +322,7 @@ def test_the_descent_of_the_divergence_to_the_standard_normal_follows_its_equati
 def test_debiasing_removes_the_shrinking() -> None:
     """OT_eps(mu, nu) as a function of nu is least at a narrower Gaussian, the divergence at mu."""
     root = torch.eye(2, dtype=torch.float64, requires_grad=True)
-    mu, nu = of.Gaussian(np.zeros(2), np.eye(2)), of.Gaussian(np.zeros(2), root)
+    mu, nu = of.Gaussian(np.zeros(2), root=np.eye(2)), of.Gaussian(np.zeros(2), root=root)
     (biased,) = torch.autograd.grad(entropic_bures_wasserstein(mu, nu, 1.0).regularised_cost, root)
     (debiased,) = torch.autograd.grad(gaussian_sinkhorn_divergence(mu, nu, 1.0), root)
     assert float(biased[0, 0]) > 0.1

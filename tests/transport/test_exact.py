@@ -465,7 +465,7 @@ def test_orders_outside_the_range_are_refused(p: Any) -> None:
 
 def test_measures_that_cannot_be_compared_are_refused() -> None:
     flat, ball = of.Particles([[1.0, 0.0]]), of.Particles([[1.0, 0.0]], space=of.Sphere())
-    gauss = of.Gaussian([0.0, 0.0], np.eye(2))
+    gauss = of.Gaussian([0.0, 0.0], root=np.eye(2))
     for one, two in ((flat, ball), (flat, of.Particles([[1.0]])), (flat, gauss), (gauss, flat)):
         with pytest.raises(of.InputError):
             wasserstein(one, two)
@@ -480,7 +480,7 @@ def test_measures_that_cannot_be_compared_are_refused() -> None:
 
 
 def test_gaussians_have_their_closed_form() -> None:
-    mu, nu = of.Gaussian([0.0], [[1.0]]), of.Gaussian([3.0], [[5.0]])
+    mu, nu = of.Gaussian([0.0], root=[[1.0]]), of.Gaussian([3.0], root=[[5.0]])
     assert wasserstein(mu, nu).item() == pytest.approx(5.0)
 
 

@@ -65,7 +65,10 @@ def test_gaussians_seen_by_a_gaussian_kernel_have_a_closed_form() -> None:
         S, m = (a.cov + b.cov).numpy() / scale**2 + np.eye(2), (a.mean - b.mean).numpy() / scale
         return float(np.exp(-m @ np.linalg.solve(S, m) / 2) / np.sqrt(np.linalg.det(S)))
 
-    mu, nu = of.Gaussian([0.0, 1.0], 0.5 * np.eye(2)), of.Gaussian([0.5, 0.0], [[0.3, 0.0], [0.2, 0.6]])
+    mu, nu = (
+        of.Gaussian([0.0, 1.0], root=0.5 * np.eye(2)),
+        of.Gaussian([0.5, 0.0], root=[[0.3, 0.0], [0.2, 0.6]]),
+    )
     exact = overlap(mu, mu, 1.5) + overlap(nu, nu, 1.5) - 2 * overlap(mu, nu, 1.5)
     quadrature = (of.Particles(*one.nodes()) for one in (mu, nu))  # Gauss-Hermite
     assert mmd(*quadrature, GaussianKernel(1.5)).item() == pytest.approx(math.sqrt(exact), rel=1e-10)
@@ -146,7 +149,7 @@ def test_wrong_kernels_are_refused() -> None:
     with pytest.raises(of.NotFiniteError, match="not finite"):
         mmd(mu, nu, lambda x, y: -(x - y).square().sum(-1).log())
     with pytest.raises(of.InputError, match="atoms"):
-        mmd(of.Gaussian([0.0], [[1.0]]), of.Gaussian([0.0], [[1.0]]), EnergyKernel())
+        mmd(of.Gaussian([0.0], root=[[1.0]]), of.Gaussian([0.0], root=[[1.0]]), EnergyKernel())
 
 
 def test_a_torus_needs_a_periodic_kernel() -> None:

@@ -140,7 +140,7 @@ def test_wrong_input_is_refused() -> None:
     with pytest.raises(of.InputError, match="torus"):
         sliced_wasserstein(circle, circle, rng=0)
     with pytest.raises(of.InputError, match="atoms"):
-        sliced_wasserstein(of.Gaussian([0.0], [[1.0]]), of.Gaussian([0.0], [[1.0]]), rng=0)
+        sliced_wasserstein(of.Gaussian([0.0], root=[[1.0]]), of.Gaussian([0.0], root=[[1.0]]), rng=0)
 
 
 def test_seeds_and_generators_are_sources_of_directions() -> None:

@@ -69,7 +69,7 @@ def run(frame: Frame) -> Result:
 
 def _regimes() -> dict[str, Regime]:
     """Contracting and mild softmax, and L2 and Sinkhorn attention that make the covariance grow."""
-    law, centred = (of.Gaussian.from_cov(m, COV) for m in (MEAN, (0.0, 0.0)))
+    law, centred = (of.Gaussian(m, cov=COV) for m in (MEAN, (0.0, 0.0)))
     A, V = np.array([[0.4, 0.3], [-0.1, 0.3]]), np.array([[0.8, -0.4], [0.2, 0.6]])
     return {
         "softmax, contracting": Regime(of.SoftmaxAttention(-A, EYE, EYE), centred),
@@ -162,7 +162,7 @@ class CloudPath(NamedTuple):
 
 def _towards(n: int, rng: np.random.Generator) -> CloudPath:
     """Softmax attention with V = I up to 1.5 t*, between n tokens that have the exact moments at first."""
-    clouds = _sample(of.Gaussian.from_cov([0.0, 0.0], COV), max(1, 6000 // n), n, rng, matched=True)
+    clouds = _sample(of.Gaussian([0.0, 0.0], cov=COV), max(1, 6000 // n), n, rng, matched=True)
     tau = np.union1d(np.linspace(0.0, END, 31), MARKS)
     traj = of.flow(
         clouds,

@@ -278,7 +278,7 @@ def _stretch(G: of.Energy, count: int, tau: float) -> float:
 def _infinite_claims(path: runs.DescentPath) -> list[Claim]:
     """The last by linear extrapolation of det(I - SASA) = 1 / (4 F^2) to zero."""
     (x, w), A = nodes(law().cov.numpy(), 40), MIXED.numpy()
-    F, big = of.ExponentialInteraction(A), of.Gaussian([0.0, 0.0], 1.5 * EYE)
+    F, big = of.ExponentialInteraction(A), of.Gaussian([0.0, 0.0], root=1.5 * EYE)
     (t0, d0), (t1, d1) = [(t, 0.25 / f**2) for t, f in zip(path.t, path.F, strict=True) if np.isfinite(f)][:2]
     words, sums = "1/2 iint exp(Ax.y) of a Gaussian", w @ np.exp(x @ A @ x.T) @ w / 2
     below = Source("Gauss-Hermite quadrature")(f"{words}, eigenvalues of SASA below one")

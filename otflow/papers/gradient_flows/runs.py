@@ -67,7 +67,7 @@ def law() -> of.Gaussian:
     >>> law().d
     2
     """
-    return of.Gaussian.from_cov([0.0, 0.0], np.array([[0.8, 0.25], [0.25, 0.5]]))
+    return of.Gaussian([0.0, 0.0], cov=np.array([[0.8, 0.25], [0.25, 0.5]]))
 
 
 # --- Jacobians ----------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def _gaussian_jacobian(field: Any) -> Any:
     basis = torch.tensor([[[1, 0], [0, 0]], [[0, 0], [0, 1]], [[0, half], [half, 0]]], dtype=torch.float64)
 
     def components(s: Tensor) -> Tensor:
-        mu = of.Gaussian.from_cov(torch.zeros(D).double(), torch.einsum("k,kij->ij", s, basis))
+        mu = of.Gaussian(torch.zeros(D).double(), cov=torch.einsum("k,kij->ij", s, basis))
         return torch.einsum("kij,ij->k", basis, field.matrix(torch.zeros(()).double(), mu))
 
     return torch.autograd.functional.jacobian(components, torch.einsum("kij,ij->k", basis, law().cov))
@@ -222,7 +222,7 @@ def pairs(count: int) -> tuple[of.Gaussian, of.Gaussian]:
     """
     R, S = torch.from_numpy(np.random.default_rng(SEED).normal(size=(2, count, D, D)))
     U, _, Vh = torch.linalg.svd(S.mT @ R)
-    return of.Gaussian(R.new_zeros(count, D), R), of.Gaussian(R.new_zeros(count, D), S @ U @ Vh)
+    return of.Gaussian(R.new_zeros(count, D), root=R), of.Gaussian(R.new_zeros(count, D), root=S @ U @ Vh)
 
 
 def energies(A: Tensor, *, sign: float = -1.0) -> dict[str, of.Energy]:
@@ -280,7 +280,7 @@ def infinite_path() -> DescentPath:
     a, s = np.array([1.0, 0.6]), np.array([2.5, 1.5])
     field = of.SoftmaxAttention(np.diag(a), EYE, -np.diag(a))
     observe = {"F": of.ExponentialInteraction(np.diag(a)), "G": of.SquaredScores(np.diag(a))}
-    mu = of.Gaussian.from_cov([0.0, 0.0], np.diag(s))
+    mu = of.Gaussian([0.0, 0.0], cov=np.diag(s))
     traj = of.flow(mu, field, of.Dopri5(), t1=1.0, save_at=np.linspace(0, 1, 201), observe=observe)
     t, F, G = (z.numpy() for z in (traj.ts, traj.observed["F"], traj.observed["G"]))
     return DescentPath(t, F, G, float(((a * s - 1) / (2 * a**2 * s)).max()))

@@ -133,10 +133,10 @@ def _counterexample_claim() -> Claim:
     words = (
         "A = 8 e_1 e_2^T, tokens -e_1 and e_1: the constant is 4 + sqrt(17), so that "
         "(max |Ax|^2 diam^2 (n + 1) + n)^(1/2) = 1.41 is no bound of it "
-        f"({OURS}.data_bound gives {data_bound(field, mu).item():.6g})"
+        f"({OURS}.data_bound gives {data_bound(mu, field).item():.6g})"
     )
     order_two = Source("the largest eigenvalue of a matrix of order two")
-    return order_two(words).equal(4 + math.sqrt(17), local_constant(field, mu).value, rtol=1e-9)
+    return order_two(words).equal(4 + math.sqrt(17), local_constant(mu, field).value, rtol=1e-9)
 
 
 def _data(curves: dict[str, SmoothnessCurve], narrow: Array, peaks: Peaks) -> dict[str, Array]:

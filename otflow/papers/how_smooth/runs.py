@@ -51,8 +51,8 @@ def curve(sign: float, ns: Sequence[int], *, masked: bool) -> SmoothnessCurve:
     """Constants in the disc where adversarial tokens have the gap GAP."""
     # The gap of adversarial tokens is R^2 / 4 if A = I, and 2 R^2 if A = -I.
     field, R = attention(sign, masked=masked), math.sqrt(4 * GAP if sign > 0 else GAP / 2)
-    bad = [local_constant(field, adversarial_tokens(field, R, n)).value.item() for n in ns]
-    drawn = [local_constant(field, in_disc(R, n), tol=1e-4).value.median().item() for n in ns]
+    bad = [local_constant(adversarial_tokens(field, R, n), field).value.item() for n in ns]
+    drawn = [local_constant(in_disc(R, n), field, tol=1e-4).value.median().item() for n in ns]
     return SmoothnessCurve(field, R, ns, np.array(bad), np.array(drawn))
 
 
@@ -83,7 +83,7 @@ def merged(R: float | Array, n: Array, sign: float = -1.0) -> Array:
     R, n = np.broadcast_arrays(R, n)
     x = adversarial_tokens(sign * EYE, 1.0, 2).x * torch.from_numpy(R.copy())[..., None, None]
     w = torch.from_numpy(np.stack([1 / n, 1 - 1 / n], -1))
-    return np.asarray(local_constant(attention(sign), of.Particles(x, w=w)).value.numpy())
+    return np.asarray(local_constant(of.Particles(x, w=w), attention(sign)).value.numpy())
 
 
 def reached() -> Peaks:

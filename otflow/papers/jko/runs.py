@@ -42,7 +42,7 @@ class GaussianOracle(NamedTuple):
         mean, cov = self.mu.mean, self.mu.cov
         for _ in range(round(1.0 / tau)):
             mean, cov = exact.fokker_planck_step(mean, cov, self.A, self.b, 2.0, tau, K=K)
-        return of.Gaussian.from_cov(mean, cov)
+        return of.Gaussian(mean, cov=cov)
 
     def oracle(
         self, name: str, energy: of.Energy, bound: float, taus: Iterable[float] = TAUS, K: Any = None
@@ -51,7 +51,7 @@ class GaussianOracle(NamedTuple):
         runs = {tau: final(self.mu, energy + 0.5 * of.Entropy(), 1.0, tau) for tau in taus}
         scheme = {tau: self.scheme(tau, K) for tau in runs}
         law = exact.fokker_planck(1.0, self.mu.mean, self.mu.cov, self.A, self.b, 2.0, K=K)
-        norm, last = "mean and covariance, largest difference", of.Gaussian.from_cov(*law)
+        norm, last = "mean and covariance, largest difference", of.Gaussian(law[0], cov=law[1])
         return Oracle.between(name, norm, bound, apart, runs, scheme, last)
 
 
@@ -63,13 +63,13 @@ def law() -> GaussianOracle:
     """
     rng = np.random.default_rng(SEED)
     A, K, S = (a @ a.T / 3 + 0.2 * np.eye(3) for a in rng.normal(size=(3, 3, 3)))
-    return GaussianOracle(of.Gaussian.from_cov(rng.normal(size=3), S), A, rng.normal(size=3), K)
+    return GaussianOracle(of.Gaussian(rng.normal(size=3), cov=S), A, rng.normal(size=3), K)
 
 
 def apart(p: of.Gaussian, q: of.Gaussian) -> float:
     """The largest difference between entries of means and covariances.
 
-    >>> apart(of.Gaussian([0.0], [[1.0]]), of.Gaussian([0.5], [[1.0]]))
+    >>> apart(of.Gaussian([0.0], root=[[1.0]]), of.Gaussian([0.5], root=[[1.0]]))
     0.5
     """
     return max(largest(p.mean, q.mean), largest(p.cov, q.cov))
@@ -112,7 +112,7 @@ def brackets() -> dict[float, Bracket]:
     >>> bool(brackets()[0.1].explicit.trace() < brackets()[0.1].implicit.trace())
     True
     """
-    softmax, mu = of.SoftmaxAttention(-H, np.eye(2), np.eye(2)), of.Gaussian.from_cov(np.zeros(2), S0)
+    softmax, mu = of.SoftmaxAttention(-H, np.eye(2), np.eye(2)), of.Gaussian(np.zeros(2), cov=S0)
     descent, flow = softmax.as_gradient_flow(of.Gaussian), exact.softmax_path(S0, -H, ATTENTION_END)
     return {
         tau: Bracket(

@@ -35,7 +35,9 @@ class Targets(NamedTuple):
     @property
     def start(self) -> of.Gaussian:
         """N(0, I), once for every target."""
-        return of.Gaussian(torch.zeros_like(self.b), torch.eye(self.S.shape[-1]).to(self.S).expand_as(self.S))
+        return of.Gaussian(
+            torch.zeros_like(self.b), root=torch.eye(self.S.shape[-1]).to(self.S).expand_as(self.S)
+        )
 
     @property
     def field(self) -> of.SteepestDescent:
@@ -45,7 +47,8 @@ class Targets(NamedTuple):
     def exact(self) -> of.Gaussian:
         """The law at the end."""
         mu = self.start
-        return of.Gaussian.from_cov(*closed_forms.fokker_planck(END, mu.mean, mu.cov, self.A, self.b, 1.0))
+        mean, cov = closed_forms.fokker_planck(END, mu.mean, mu.cov, self.A, self.b, 1.0)
+        return of.Gaussian(mean, cov=cov)
 
 
 def targets(d: int) -> Targets:
@@ -72,7 +75,7 @@ def _target(d: int, number: int) -> tuple[np.ndarray, np.ndarray]:
 def divergence(p: of.Gaussian, q: of.Gaussian) -> Tensor:
     """KL(p|q) + KL(q|p) = (tr(S_q^-1 S_p + S_p^-1 S_q) - 2d + (m_p - m_q).(S_p^-1 + S_q^-1)(m_p - m_q)) / 2.
 
-    >>> round(divergence(of.Gaussian([0.0], [[1.0]]), of.Gaussian([3.0], [[1.0]])).item(), 9)
+    >>> round(divergence(of.Gaussian([0.0], root=[[1.0]]), of.Gaussian([3.0], root=[[1.0]])).item(), 9)
     9.0
     """
     apart, move = p.cov - q.cov, (p.mean - q.mean)[..., None]
@@ -117,8 +120,8 @@ def check_steps(problem: Targets, field: of.VelocityField) -> tuple[float, float
     mean, cov, worst = problem.start.mean, problem.start.cov, 0.0
     for mu in traj.measures[1:]:
         mean, cov = closed_forms.fokker_planck_step(mean, cov, problem.A, problem.b, 1.0, TAU)
-        at = of.Gaussian(*mu.coords)
-        worst = max(worst, largest(at.mean, mean), largest(at.cov, cov))
+        at, root = mu.coords
+        worst = max(worst, largest(at, mean), largest(root @ root.mT, cov))
     gap, residual = (float(traj.certificates[name][1:].max()) for name in ("energy_gap", "residual"))
     return worst, gap, residual
 

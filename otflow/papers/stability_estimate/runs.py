@@ -66,7 +66,7 @@ def turned(*values: float) -> Array:
 def _random_gaussians(n: int, rng: np.random.Generator) -> of.Gaussian:
     """With deviations from 1/2 to 2: short ones make explicit steps stiff."""
     Q = np.linalg.qr(rng.normal(size=(n, 2, 2)))[0]
-    return of.Gaussian(0.3 * rng.normal(size=(n, 2)), Q * 2 ** rng.uniform(-1, 1, (n, 1, 2)))
+    return of.Gaussian(0.3 * rng.normal(size=(n, 2)), root=Q * 2 ** rng.uniform(-1, 1, (n, 1, 2)))
 
 
 def contraction(n: int) -> dict[float, Contraction]:
@@ -123,7 +123,7 @@ class Parting(NamedTuple):
 
 def around(sigma: float, size: float) -> tuple[of.Gaussian, of.Gaussian]:
     """Two centred Gaussians of the line with deviations on both sides of sigma."""
-    return of.Gaussian([0.0], [[sigma - size]]), of.Gaussian([0.0], [[sigma + size]])
+    return of.Gaussian([0.0], root=[[sigma - size]]), of.Gaussian([0.0], root=[[sigma + size]])
 
 
 def worst_perturbation(S: Any, A: Any) -> Tensor:
@@ -147,11 +147,11 @@ def parting(n: int) -> Parting:
     left = 2.0 ** -np.arange(1, n + 1)
     t, size = 1 - left, 5e-4 * left[-1]  # perturbations small against what is left of time
     # Two pairs at once: deviations that differ, and means that differ.
-    mu = of.Gaussian([[0.0], [0.0]], [[[1.0 - size]], [[1.0]]])
-    nu = of.Gaussian([[0.0], [1e-3]], [[[1.0 + size]], [[1.0]]])
+    mu = of.Gaussian([[0.0], [0.0]], root=[[[1.0 - size]], [[1.0]]])
+    nu = of.Gaussian([[0.0], [1e-3]], root=[[[1.0 + size]], [[1.0]]])
     end = closed_forms.softmax_blow_up_time(S0, A).item()
     D, S = size * worst_perturbation(S0, A), torch.from_numpy(S0)
-    low, high = (of.Gaussian.from_cov(torch.zeros(2).double(), S + sign * D) for sign in (-1, 1))
+    low, high = (of.Gaussian(torch.zeros(2).double(), cov=S + sign * D) for sign in (-1, 1))
     field = of.SoftmaxAttention(A, np.eye(2), np.eye(2))
     observed = {
         "softmax": coupled(mu, nu, ON_LINE["softmax"], FINE, t1=t[-1], save_at=t).ratios,

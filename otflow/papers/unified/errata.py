@@ -171,7 +171,7 @@ def _l2_claims(order: int) -> list[Claim]:
     x, w = nodes(np.asarray(example.path(START, 1.5)), max(order, 20))
     q, k, v = (np.asarray(a) for a in (example.Q, example.K, example.V))
     rows = normalised(-np.square((x @ q.T)[:, None] - x @ k.T).sum(-1), w)
-    mu0 = of.Gaussian.from_cov([0.0, 0.0], S)
+    mu0 = of.Gaussian([0.0, 0.0], cov=S)
     end = of.flow(mu0, of.L2Attention(Q, K, V), of.Dopri5(), t1=2.0, save_at=[0.0]).final
     return [
         POSTER(

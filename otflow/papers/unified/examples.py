@@ -38,5 +38,5 @@ def explosion(t1: float, save_at: Any) -> of.Trajectory:
     3.0
     """
     example = closed_forms.l2_counterexample()
-    field, mu0 = of.L2Attention(example.Q, example.K, example.V), of.Gaussian.from_cov([0.0, 0.0], START)
+    field, mu0 = of.L2Attention(example.Q, example.K, example.V), of.Gaussian([0.0, 0.0], cov=START)
     return of.flow(mu0, field, of.Dopri5(), t1=t1, save_at=save_at)

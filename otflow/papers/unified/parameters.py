@@ -78,7 +78,7 @@ class Panel:
 
     def gaussians(self) -> of.Gaussian:
         """The centred Gaussians with the initial covariances."""
-        return of.Gaussian.from_cov(np.zeros(self.covariances.shape[:-1]), self.covariances)
+        return of.Gaussian(np.zeros(self.covariances.shape[:-1]), cov=self.covariances)
 
     def field(self) -> of.VelocityField:
         """The attention of this panel, with its scores scaled."""
@@ -90,7 +90,7 @@ class Panel:
 
     def limit(self, **options: Any) -> of.Limit:
         """The limits of the flow itself; those that are not found are marked, not an error."""
-        return of.limit(self.field(), self.gaussians(), on_failure="return", **options)
+        return of.limit(self.gaussians(), self.field(), on_failure="return", **options)
 
     def march(self, integrate: Callable[..., Outcome], **limits: Any) -> Outcome:
         """Where steps lead, such as those of `projected_euler`; by default of the length of the scripts."""

@@ -100,7 +100,7 @@ def jko_step(
         on_failure: "raise" raises `ConvergenceError`, which carries the result; "return" returns it.
 
     >>> import otflow as of
-    >>> move = of.jko_step(of.Gaussian([0.0], [[1.0]]), of.Entropy(), 0.5)
+    >>> move = of.jko_step(of.Gaussian([0.0], root=[[1.0]]), of.Entropy(), 0.5)
     >>> round(move.mu.cov.item(), 6), move.status  # ((1 + 3 ** 0.5) / 2) ** 2
     (1.866025, 'ok')
     """

@@ -68,7 +68,7 @@ def bures_barycentre(
             "return" returns it.
 
     >>> import numpy as np
-    >>> mus = Gaussian(np.zeros((2, 1)), np.array([[[1.0]], [[3.0]]]))
+    >>> mus = Gaussian(np.zeros((2, 1)), root=np.array([[[1.0]], [[3.0]]]))
     >>> bures_barycentre(mus).measure.cov.item()
     4.0
 

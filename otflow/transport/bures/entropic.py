@@ -88,7 +88,7 @@ def entropic_bures_wasserstein(mu: Gaussian, nu: Gaussian, eps: float) -> Entrop
     ``map`` is the limit of those of invertible covariances; off the support of mu its slope may reach
     2 |S2| / eps.
 
-    >>> mu, nu = Gaussian([0.0], [[1.0]]), Gaussian([1.0], [[2.0]])
+    >>> mu, nu = Gaussian([0.0], root=[[1.0]]), Gaussian([1.0], root=[[2.0]])
     >>> plan = entropic_bures_wasserstein(mu, nu, 6.0)
     >>> plan.cross.item(), plan.transport_cost.item()
     (1.0, 4.0)
@@ -212,7 +212,7 @@ def gaussian_sinkhorn_divergence(mu: Gaussian, nu: Gaussian, eps: float) -> Tens
     relative error is that of W2^2, rounding for roots close column by column, else about 1e-15 |R| / W2.
     Differentiable in means and roots, twice.
 
-    >>> mu, nu = Gaussian([0.0], [[1.0]]), Gaussian([0.0], [[1.0 + 1e-9]])
+    >>> mu, nu = Gaussian([0.0], root=[[1.0]]), Gaussian([0.0], root=[[1.0 + 1e-9]])
     >>> gaussian_sinkhorn_divergence(mu, mu, 1.0).item()
     0.0
     >>> gaussian_sinkhorn_divergence(mu, nu, 1e-6).item()

@@ -131,8 +131,8 @@ def bures_wasserstein(mu: Gaussian, nu: Gaussian) -> Tensor:
     Differentiable in means and roots, with gradient (R1 - R2 U) / distance in R1 and 0 where the distance
     is 0. Where R1^T R2 is singular the optimal U need not be unique; then one of them is taken.
 
-    >>> mu = Gaussian([0.0, 0.0], [[1.0, 0.0], [0.0, 1.0]])
-    >>> nu = Gaussian([3.0, 0.0], [[0.0, 5.0], [1.0, 0.0]])
+    >>> mu = Gaussian([0.0, 0.0], root=[[1.0, 0.0], [0.0, 1.0]])
+    >>> nu = Gaussian([3.0, 0.0], root=[[0.0, 5.0], [1.0, 0.0]])
     >>> bures_wasserstein(mu, nu).item()
     5.0
 
@@ -167,7 +167,7 @@ def bures_geodesic(mu: Gaussian, nu: Gaussian, t: float | Tensor) -> Gaussian:
     Args:
         t: a number, or one per member of the batch.
 
-    >>> mu, nu = Gaussian([0.0], [[1.0]]), Gaussian([4.0], [[-3.0]])
+    >>> mu, nu = Gaussian([0.0], root=[[1.0]]), Gaussian([4.0], root=[[-3.0]])
     >>> middle = bures_geodesic(mu, nu, 0.5)
     >>> middle.mean, middle.cov
     (tensor([2.], dtype=torch.float64), tensor([[4.]], dtype=torch.float64))
@@ -197,8 +197,8 @@ def bures_exp(mu: Gaussian, u: Tangent) -> Gaussian:
     A tangent (b, B R) is the affine field b + B (x - m). It leaves along a geodesic if B is symmetric, which
     stays minimal until t = 1 if I + B >= 0; velocities of gradient flows and `bures_log` are of this kind.
 
-    >>> mu = Gaussian([0.0], [[1.0]])
-    >>> bures_exp(mu, bures_log(mu, Gaussian([1.0], [[2.0]]))).cov.item()
+    >>> mu = Gaussian([0.0], root=[[1.0]])
+    >>> bures_exp(mu, bures_log(mu, Gaussian([1.0], root=[[2.0]]))).cov.item()
     4.0
     """
     return checks.instance(mu, Gaussian, "mu").move(u)
@@ -210,8 +210,8 @@ def bures_log(mu: Gaussian, nu: Gaussian) -> Tangent:
     Its norm in L2(mu) is W2(mu, nu). Also where no transport map exists, as long as the root of mu has as
     many columns as nu has rank: zero columns may be appended to it.
 
-    >>> mu = Gaussian([0.0], [[1.0]])
-    >>> u = bures_log(mu, Gaussian([3.0], [[5.0]]))
+    >>> mu = Gaussian([0.0], root=[[1.0]])
+    >>> u = bures_log(mu, Gaussian([3.0], root=[[5.0]]))
     >>> mu.inner(u, u).sqrt().item()
     5.0
     """
@@ -308,7 +308,7 @@ def bures_map(mu: Gaussian, nu: Gaussian, *, on_failure: Literal["raise", "retur
             "return" returns it.
 
     >>> import numpy as np
-    >>> mu, nu = Gaussian(np.zeros(2), np.eye(2)), Gaussian(np.ones(2), np.diag([3.0, 1.0]))
+    >>> mu, nu = Gaussian(np.zeros(2), root=np.eye(2)), Gaussian(np.ones(2), root=np.diag([3.0, 1.0]))
     >>> f = bures_map(mu, nu)
     >>> f([[1.0, 0.0]])
     tensor([[4., 1.]], dtype=torch.float64)

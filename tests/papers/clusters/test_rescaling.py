@@ -264,7 +264,7 @@ def test_another_metric_has_another_polytope() -> None:
 def test_the_covariance_of_a_gaussian_decays_as_predicted() -> None:
     S0 = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
     m0 = torch.tensor([1.0, -2.0], dtype=torch.float64)
-    mu = of.Gaussian(m0, torch.linalg.cholesky(S0))
+    mu = of.Gaussian(m0, root=torch.linalg.cholesky(S0))
     field = of.SoftmaxAttention(EYE[2], EYE[2], -EYE[2])
     traj = of.flow(mu, field, of.Dopri5(1e-11, 1e-13), t1=20.0, save_at=[0.0, 1.0, 20.0])
     torch.testing.assert_close(

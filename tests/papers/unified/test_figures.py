@@ -66,9 +66,7 @@ def test_time_of_its_own_leads_along_the_same_orbits() -> None:
     own = runs.reference(p, length=3.0, own_time=True)
     for S0, S, t in zip(p.covariances, own.S, own.t, strict=True):
         field = p.field()
-        end = of.flow(
-            of.Gaussian.from_cov(np.zeros(2), S0), field, of.Dopri5(1e-10, 1e-12), t1=float(t)
-        ).final
+        end = of.flow(of.Gaussian(np.zeros(2), cov=S0), field, of.Dopri5(1e-10, 1e-12), t1=float(t)).final
         np.testing.assert_allclose(end.cov.numpy(), S, rtol=1e-3, atol=1e-5)  # type: ignore[attr-defined]
     np.testing.assert_allclose(runs.final(runs.orbits(p, length=3.0)), own.S, rtol=1e-3, atol=1e-3)
 
