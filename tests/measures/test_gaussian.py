@@ -190,14 +190,14 @@ def test_wrong_covariances_are_refused(name: str) -> None:
 # --- flags ---------------------------------------------------------------------------------------------
 
 
-def rooted(mean: torch.Tensor, root: torch.Tensor) -> Gaussian:
-    return Gaussian(mean, root=root)
+def rooted(mean: torch.Tensor, root: torch.Tensor) -> of.Gaussian:
+    return of.Gaussian(mean, root=root)
 
 
 CARRIERS: dict[str, tuple[Any, ...]] = {  # how a measure is made of tensors, and these
     "particles": (lambda x, w: of.Particles(x, w / w.sum()), normal(3, 2), np.ones(3)),
-    "gaussian": (of.Gaussian, np.zeros(2), np.eye(2)),
-    "gaussian in four dimensions": (of.Gaussian, np.zeros(4), np.eye(4)),
+    "gaussian": (rooted, np.zeros(2), np.eye(2)),
+    "gaussian in four dimensions": (rooted, np.zeros(4), np.eye(4)),
     "grid": (lambda density: of.Grid(density, [(np.arange(4) + 0.5) / 4]), np.ones(4)),
     "quantiles": (of.Quantiles, np.array([0.0, 1.0, 3.0]), np.array([0.0, 0.5, 1.0])),
 }
