@@ -154,7 +154,7 @@ def _centred(mu: Gaussian) -> bool:
 
 def log_weights(mu: Particles) -> Tensor | None:
     """log w, or None when the weights are uniform (softmax does not see a constant)."""
-    return None if mu.weights is None else mu.weights.log()
+    return None if mu.uniform else mu.w.log()
 
 
 class SoftmaxAttention(Attention):
@@ -263,10 +263,10 @@ def centre(mu: Particles, causal: bool = False) -> Tensor:
     if isinstance(mu.space, Sphere) and not causal:
         return x[..., :1, :]
     if causal and mu.label is not None:
-        rank = mu.label if mu.weights is None else mu.label.masked_fill(mu.weights == 0, math.inf)
+        rank = mu.label if mu.uniform else mu.label.masked_fill(mu.w == 0, math.inf)
         return _take(x, rank.argmin(-1))
-    if mu.weights is not None:
-        x = torch.where(mu.weights[..., None] > 0, x, _take(x, mu.weights.argmax(-1)))
+    if not mu.uniform:
+        x = torch.where(mu.w[..., None] > 0, x, _take(x, mu.w.argmax(-1)))
     return x.median(-2, keepdim=True).values
 
 

@@ -36,7 +36,7 @@ class Particles(Measure):
 
     names: ClassVar[tuple[str, ...]] = ("x",)
     x: Tensor
-    weights: Tensor | None
+    _w: Tensor | None  # None if uniform, so that fields can leave them out
     label: Tensor | None
     space: Space = field(default_factory=Euclidean)
 
@@ -49,8 +49,8 @@ class Particles(Measure):
             x, None if w is None else _weights(w, x), None if label is None else _labels(label, x), space
         )
 
-    def _set(self, x: Tensor, weights: Tensor | None, label: Tensor | None, space: Space) -> None:
-        for name, value in (("x", x), ("weights", weights), ("label", label), ("space", space)):
+    def _set(self, x: Tensor, w: Tensor | None, label: Tensor | None, space: Space) -> None:
+        for name, value in (("x", x), ("_w", w), ("label", label), ("space", space)):
             object.__setattr__(self, name, value)
 
     @property
@@ -72,32 +72,34 @@ class Particles(Measure):
         return self.x.shape[-1]
 
     @property
+    def uniform(self) -> bool:
+        """Whether no weights were given, so that all are 1/n."""
+        return self._w is None
+
+    @property
     def w(self) -> Tensor:
         """Weights (*batch, n), also when they are uniform."""
-        if self.weights is not None:
-            return self.weights
+        if self._w is not None:
+            return self._w
         return torch.full((), 1.0 / self.n, dtype=self.dtype, device=self.device).expand(self.x.shape[:-1])
 
     def at(self, coords: Sequence[Tensor]) -> Self:
         (x,) = coords
         other = object.__new__(type(self))
-        weights, label = (None if a is None else a.expand(x.shape[:-1]) for a in (self.weights, self.label))
-        other._set(x, weights, label, self.space)
+        w, label = (None if a is None else a.expand(x.shape[:-1]) for a in (self._w, self.label))
+        other._set(x, w, label, self.space)
         return other
 
     def to(self, dtype: torch.dtype) -> Self:
         """The same cloud in another precision; labels are in double precision whatever it is."""
         other = object.__new__(type(self))
-        weights = None if self.weights is None else self.weights.to(dtype)
-        other._set(self.x.to(dtype), weights, self.label, self.space)
+        other._set(self.x.to(dtype), None if self._w is None else self._w.to(dtype), self.label, self.space)
         return other
 
     def __getitem__(self, index: Any) -> Self:
         other = object.__new__(type(self))
-        weights, label = (
-            None if a is None else pick(a, self.batch, index) for a in (self.weights, self.label)
-        )
-        other._set(pick(self.x, self.batch, index), weights, label, self.space)
+        w, label = (None if a is None else pick(a, self.batch, index) for a in (self._w, self.label))
+        other._set(pick(self.x, self.batch, index), w, label, self.space)
         return other
 
     def nodes(self) -> tuple[Tensor, Tensor]:
@@ -109,7 +111,7 @@ class Particles(Measure):
     def sharp(self, covector: Tangent) -> Tangent:
         rule = "the gradient at an atom without mass is not defined"
         remedy = "drop the atom; attention can be evaluated there with field.at(t, mu, points)"
-        checks.require(self.weights is None or not (self.weights == 0).any(), "min(w)", 0.0, rule, remedy)
+        checks.require(self.uniform or not (self.w == 0).any(), "min(w)", 0.0, rule, remedy)
         return self.tangent(covector.map(lambda c: c / self.w[..., None]))
 
     def move(self, u: Tangent) -> Self:
@@ -126,7 +128,7 @@ class Particles(Measure):
     def __repr__(self) -> str:
         extra = "".join(
             f", {key}"
-            for key, has in (("weighted", self.weights is not None), ("labelled", self.label is not None))
+            for key, has in (("weighted", not self.uniform), ("labelled", self.label is not None))
             if has
         )
         batch = f", batch={tuple(self.batch)}" if self.batch else ""

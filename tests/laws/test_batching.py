@@ -39,7 +39,7 @@ def member(mu: Any, index: tuple[int, ...]) -> of.Measure:
 
 @member.register
 def _(mu: of.Particles, index: tuple[int, ...]) -> of.Measure:
-    w, label = (None if a is None else a[index] for a in (mu.weights, mu.label))
+    w, label = mu.w[index], None if mu.label is None else mu.label[index]
     return of.Particles(mu.x[index], w, label, mu.space)
 
 

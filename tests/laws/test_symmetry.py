@@ -24,7 +24,7 @@ TURN = torch.from_numpy(ortho_group.rvs(3, random_state=1))
 
 
 def permuted(mu: of.Particles, p: Tensor) -> of.Particles:
-    w, label = (None if a is None else a[..., p] for a in (mu.weights, mu.label))
+    w, label = mu.w[..., p], None if mu.label is None else mu.label[..., p]
     return of.Particles(mu.x[..., p, :], w, label, mu.space)
 
 

@@ -54,7 +54,7 @@ def test_a_tensor_keeps_its_graph() -> None:
 def test_weights_are_uniform_if_left_out() -> None:
     mu = of.Particles(normal(2, 4, 3))
     assert torch.equal(mu.w, torch.full((2, 4), 0.25, dtype=torch.float64))
-    assert mu.weights is None
+    assert mu.uniform
 
 
 def test_weights_are_shared_by_the_members_of_a_batch_and_renormalised() -> None:

@@ -350,7 +350,7 @@ def test_single_precision_gives_single_precision() -> None:
 def nudged(mu: of.Particles, seed: int) -> of.Particles:
     """A cloud in single precision with each number moved to one of its neighbours, on a sphere nearly so."""
     x, side = mu.x.numpy(), np.random.default_rng(seed).choice([-np.inf, np.inf], mu.x.shape)
-    return of.Particles(np.nextafter(x, side.astype(np.float32)), mu.weights, mu.label, mu.space)
+    return of.Particles(np.nextafter(x, side.astype(np.float32)), mu.w, mu.label, mu.space)
 
 
 WEIGHTS: dict[str, Callable[[], Callable[[of.Measure, Tensor], Tensor]]] = {

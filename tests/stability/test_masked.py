@@ -46,7 +46,7 @@ def in_ball(rng: np.random.Generator, *shape: int) -> Array:
 
 def moved(field: of.VelocityField, mu: of.Particles) -> of.Particles:
     """The velocities of the tokens, as a sequence."""
-    return of.Particles(field(0.0, mu)[0], mu.weights, mu.label)
+    return of.Particles(field(0.0, mu)[0], mu.w, mu.label)
 
 
 def gain(field: of.VelocityField, mu: of.Particles, nu: of.Particles, p: float) -> torch.Tensor:

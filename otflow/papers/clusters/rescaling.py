@@ -309,4 +309,4 @@ def _particles(x: Any, d: int) -> Particles:
     given = x if isinstance(x, Particles) else Particles(x)
     if given.d != d:
         checks.fail("x.shape", tuple(given.x.shape), f"V has d = {d} columns", "resize one of them")
-    return Particles(given.x.double(), None if given.weights is None else given.weights.double())
+    return Particles(given.x.double(), None if given.uniform else given.w.double())

@@ -167,7 +167,7 @@ class ExpectedAttention(VelocityField):
 
 def spherical(mu: Measure, weights: GaussianWeights) -> Tensor:
     """The tokens of mu, if they are on the sphere and equal in weight and dimension."""
-    if not (isinstance(mu, Particles) and isinstance(mu.space, Sphere) and mu.weights is None):
+    if not (isinstance(mu, Particles) and isinstance(mu.space, Sphere) and mu.uniform):
         rule = "Particles(x, space=Sphere()) of equal weights are needed"
         checks.fail("mu", repr(mu), rule, "make such particles")
     of_dimension(weights, mu.d)

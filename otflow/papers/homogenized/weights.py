@@ -122,7 +122,7 @@ def tokens(x: Any, samples: int | None = None) -> Tensor:
     With ``samples``, so many copies, as a new first axis.
     """
     if isinstance(x, Particles):
-        if x.weights is not None:
+        if not x.uniform:
             checks.fail("x", repr(x), "all tokens have the same weight here", "leave out w")
         x = x.x
     one = Particles(checks.tensor(x, "x").detach().double(), space=Sphere()).x

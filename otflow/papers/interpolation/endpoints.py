@@ -49,7 +49,7 @@ def dimension(mu: Any, name: str) -> Particles:
     if mu.d < 3:
         rule = "on a circle points cannot pass each other, so that their order stays; d >= 3 is needed"
         checks.fail(f"{name}.d", mu.d, rule, "embed the circle in a sphere of R^3")
-    weights = None if mu.weights is None else mu.weights.detach().cpu().double()
+    weights = None if mu.uniform else mu.w.detach().cpu().double()
     label = None if mu.label is None else mu.label.detach().cpu()
     x = checks.finite(mu.x.detach().cpu().double(), f"{name}.x")
     return Particles(x, w=weights, label=label, space=mu.space)

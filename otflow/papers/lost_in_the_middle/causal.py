@@ -135,7 +135,7 @@ def _sequence(mu: Measure) -> tuple[Tensor, Tensor | None]:
         checks.fail("mu", repr(mu), "angles on the circle are needed", "make them with causal.tokens(theta)")
     if not math.isclose(mu.space.period, 2 * math.pi, rel_tol=1e-12):
         checks.fail("mu.space", mu.space, "angles have the period 2 pi", "use Torus()")
-    if mu.weights is not None:
+    if not mu.uniform:
         checks.fail("mu.w", "given", "the tokens of a prompt have equal weights", "leave w out")
     if mu.label is None:
         return mu.x[..., 0], None
