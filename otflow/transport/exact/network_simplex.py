@@ -265,7 +265,8 @@ def _along_tree(edges: Edges, near: Array, c: Any) -> Array:
     rows, cols = np.divmod(near, m)
     slack = np.where(np.isin(near, used), -1.0, c[rows, cols] - edges.f[rows] - g[cols])
     rank = np.argsort(np.argsort(slack)) + 1.0
-    graph = coo_array((rank, (rows, n + cols)), shape=(n + m, n + m))
+    ends = rows.astype(np.int32), (n + cols).astype(np.int32)  # older graph routines of scipy take no others
+    graph = coo_array((rank, ends), shape=(n + m, n + m))
     up = breadth_first_order(minimum_spanning_tree(graph), edges.rows[0], directed=False)[1]
     step, hung = np.concatenate([edges.f, g]), np.flatnonzero(up >= 0)
     step[hung] = c[np.minimum(hung, up[hung]), np.maximum(hung, up[hung]) - n]
