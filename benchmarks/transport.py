@@ -144,7 +144,7 @@ def gaussians(d: int, pairs: int = 10_000) -> None:
         return [ot.gaussian.bures_distance(a, b) for a, b in zip(A, B, strict=True)]
 
     peer = best_time(loop, 1)
-    own = best_time(lambda: of.bures(S1, S2), 5)
+    own = best_time(lambda: of.transport.bures(S1, S2), 5)
     goal = {2: 50.0, 8: 6.0}.get(d)
     print(
         f"Bures distance of {pairs} pairs, d = {d}: POT loop {peer / own:6.1f} x  (otflow {1e3 * own:.0f} ms"

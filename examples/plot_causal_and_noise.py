@@ -44,11 +44,11 @@ calm = of.flow(high, field, of.RK4(), t1=t1, dt=0.05)
 # shared. For comparison, the second cloud also runs along another path.
 
 
-def noisy(cloud: of.Particles, path: of.BrownianPath) -> of.Trajectory:
+def noisy(cloud: of.Particles, path: of.dynamics.BrownianPath) -> of.Trajectory:
     return of.flow(cloud, field, of.Euler(), t1=t1, dt=0.02, noise=of.CommonNoise(sigma, path=path))
 
 
-shared, other = of.BrownianPath(7, shape=(1,)), of.BrownianPath(8, shape=(1,))
+shared, other = of.dynamics.BrownianPath(7, shape=(1,)), of.dynamics.BrownianPath(8, shape=(1,))
 one, two, stranger = noisy(high, shared), noisy(low, shared), noisy(low, other)
 
 # %%

@@ -104,7 +104,7 @@ def test_a_tensor_is_not_taken_for_a_tangent() -> None:
         def velocity(self, t: Tensor, mu: of.Measure) -> of.Tangent:
             return mu.coords[0]  # type: ignore[return-value]
 
-    class Loud(of.Noise):
+    class Loud(of.dynamics.Noise):
         def increment(self, t: Tensor, mu: of.Measure, dW: Tensor) -> of.Tangent:
             return dW  # type: ignore[return-value]
 
@@ -140,11 +140,11 @@ def test_a_measure_does_not_change_with_the_tensor_it_was_made_of() -> None:
 def test_an_energy_without_a_graph_is_an_error_and_not_a_zero_velocity() -> None:
     mu = of.Particles(normal(3, 2))
     cut = of.SteepestDescent(of.Potential(lambda x: x.detach().square().sum(-1)), of.Wasserstein())
-    with pytest.raises(of.DerivativeError, match="torch operations"):
+    with pytest.raises(of.errors.DerivativeError, match="torch operations"):
         cut(0.0, mu)
-    with torch.inference_mode(), pytest.raises(of.DerivativeError, match="inference_mode"):
+    with torch.inference_mode(), pytest.raises(of.errors.DerivativeError, match="inference_mode"):
         DECAY(0.0, mu)
-    with torch.inference_mode(), pytest.raises(of.DerivativeError, match="inference_mode"):
+    with torch.inference_mode(), pytest.raises(of.errors.DerivativeError, match="inference_mode"):
         softmax().vjp(0.0, mu, mu.coords)
 
 
@@ -267,7 +267,7 @@ def test_a_linear_perceptron_keeps_gaussians_gaussian() -> None:
 
 def test_one_common_path_may_drive_all_members_of_a_batch() -> None:
     mu = of.Particles(normal(2, 3, 2))
-    noise = of.CommonNoise(1.0, path=of.BrownianPath(0, 2))
+    noise = of.CommonNoise(1.0, path=of.dynamics.BrownianPath(0, 2))
     shift = of.flow(mu, 0.0 * DECAY, of.Euler(), t1=1.0, dt=0.5, noise=noise).final.coords[0] - mu.x
     torch.testing.assert_close(shift, shift[0, 0].expand_as(shift))
 

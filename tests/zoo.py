@@ -112,13 +112,13 @@ METRICS: dict[str, Callable[[], of.Metric]] = {
     "twisted_by_a_matrix": lambda: of.Twisted(matrix=spd()),
 }
 
-SPACES: dict[str, Callable[[], of.Space]] = {
+SPACES: dict[str, Callable[[], of.measures.Space]] = {
     "euclidean": of.Euclidean,
     "sphere": of.Sphere,
     "torus": lambda: of.Torus(2.0),
 }
 
-NOISES: dict[str, Callable[[], of.Noise]] = {
+NOISES: dict[str, Callable[[], of.dynamics.Noise]] = {
     "independent": lambda: of.IndependentNoise(0.3, rng=20),
     "common": lambda: of.CommonNoise(0.3, rng=21),
 }

@@ -101,7 +101,7 @@ def balance_order(balances: Sequence[EnergyBalance]) -> Tensor:
     >>> pull = of.SteepestDescent(of.QuadraticPotential([[1.0]]), of.Wasserstein())
     >>> mu0 = of.Particles([[2.0]])
     >>> runs = [of.flow(mu0, pull, of.JKO(), t1=1.0, dt=0.1 / 2**k) for k in range(3)]
-    >>> round(of.balance_order([of.energy_balance(run, pull) for run in runs]).item(), 1)
+    >>> round(of.dynamics.balance_order([of.energy_balance(run, pull) for run in runs]).item(), 1)
     2.0
     """
     checks.require(

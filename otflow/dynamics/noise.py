@@ -100,7 +100,7 @@ class Noise(ABC):
     Pass a `path` to share it between runs, or an `rng` to draw a new one.
 
     >>> import otflow as of
-    >>> class Geometric(of.Noise):
+    >>> class Geometric(of.dynamics.Noise):
     ...     def increment(self, t, mu, dW):
     ...         return of.Tangent([mu.x * dW])
     >>> noise = Geometric(rng=0)

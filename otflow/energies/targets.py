@@ -160,7 +160,7 @@ class MMD(Towards):
     References: Arbel, Korba, Salim and Gretton 2019, "Maximum mean discrepancy gradient flow", Section 2.
 
     >>> import otflow as of
-    >>> F = MMD(of.Particles([[3.0]]), of.EnergyKernel())
+    >>> F = MMD(of.Particles([[3.0]]), of.transport.EnergyKernel())
     >>> mu = of.Particles([[0.0], [1.0]])
     >>> F(mu).item()  # half of 2 * 2.5 - 0.5 - 0
     2.25

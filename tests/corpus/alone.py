@@ -21,9 +21,9 @@ from otflow.transport.entropic import scaling
 
 N, D = 4000, 16
 COSTS: dict[str, Any] = {
-    "squared distance": of.PowerCost(2),
-    "distance": of.PowerCost(1),
-    "bilinear": of.BilinearCost(-np.eye(D)),
+    "squared distance": of.transport.PowerCost(2),
+    "distance": of.transport.PowerCost(1),
+    "bilinear": of.transport.BilinearCost(-np.eye(D)),
     "function": lambda x, y: (x - y).abs().sum(-1),
 }
 

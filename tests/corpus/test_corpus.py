@@ -101,7 +101,7 @@ def test_33_a_first_velocity_that_is_nan_ends_the_run_at_once() -> None:
 
 
 def test_33_a_velocity_that_turns_nan_ends_the_run_just_before() -> None:
-    with pytest.raises(of.FlowError, match=r"stalled at t = 0\.5") as caught:
+    with pytest.raises(of.errors.FlowError, match=r"stalled at t = 0\.5") as caught:
         of.flow(of.Particles([[1.0]]), Broken(0.5), of.Dopri5(), t1=1.0)
     traj = caught.value.trajectory
     assert traj.status == "stalled"  # nothing grew: the field ended, not the solution
@@ -268,7 +268,7 @@ def test_38_scores_that_overflow_at_a_masked_position_do_not_leak(kind: str, how
 
 
 @pytest.mark.parametrize("space", [of.Euclidean(), of.Sphere(), of.Torus(7.0)], ids=repr)
-def test_39_distances_between_equal_points_have_zero_gradient(space: of.Space) -> None:
+def test_39_distances_between_equal_points_have_zero_gradient(space: of.measures.Space) -> None:
     x = torch.tensor([[1.0, 0.0], [0.6, 0.8]], dtype=torch.float64, requires_grad=True)
     distance = space.distance(x, x.detach())
     (grad,) = torch.autograd.grad(distance.sum(), x)
@@ -906,7 +906,7 @@ WRONG: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ("stepper = Dopri5", "fixed step", "Euler()"),
     ),
     "a path of another shape": (
-        lambda: still(noise=of.CommonNoise(0.1, path=of.BrownianPath(0, (2,)))),
+        lambda: still(noise=of.CommonNoise(0.1, path=of.dynamics.BrownianPath(0, (2,)))),
         ("path.shape = (2,)", "(1,)"),
     ),
     "noise without a source": (lambda: of.CommonNoise(0.1), ("path, rng", "rng=0")),

@@ -32,15 +32,15 @@ from tests.corpus.transports import (
 # --- 10-13: small eps, massless atoms, stalls ----------------------------------------------------------
 
 
-def attempt(mu: of.Measure, nu: of.Measure, eps: float, **options: Any) -> of.EntropicPlan | None:
+def attempt(mu: of.Measure, nu: of.Measure, eps: float, **options: Any) -> of.transport.EntropicPlan | None:
     """The plan as it is, good or bad; None if it was refused, since numbers leave floating point."""
     try:
         return of.sinkhorn(mu, nu, eps, on_failure="return", **options)
-    except (of.InputError, of.NotFiniteError):
+    except (of.InputError, of.errors.NotFiniteError):
         return None
 
 
-def entropic_bounds(plan: of.EntropicPlan, best: float) -> None:
+def entropic_bounds(plan: of.transport.EntropicPlan, best: float) -> None:
     """A converged plan has its marginals, and its costs are where theory puts them; from the plan alone."""
     P, (a, b) = plan.matrix(), (plan.problem.pair.w[0], plan.problem.pair.v[0])
     off = max((P.sum(-1) - a).abs().sum().item(), (P.sum(-2) - b).abs().sum().item())
@@ -68,7 +68,7 @@ def test_10_an_eps_beyond_reach_is_right_or_refused(eps: float, engine: str) -> 
         entropic_bounds(plan, best)
     else:
         assert not plan.error.item() <= 1e-9
-        with pytest.raises(of.ConvergenceError, match="marginal error"):
+        with pytest.raises(of.errors.ConvergenceError, match="marginal error"):
             of.sinkhorn_divergence(mu, nu, eps, engine=ENGINES[engine], max_iter=300)
 
 
@@ -131,7 +131,7 @@ def test_12_a_tolerance_that_rounding_forbids_is_reported_and_not_chased_for_eve
     tol: float, engine: str
 ) -> None:
     mu, nu = of.Particles(normal(15, 2)), of.Particles(normal(12, 2, seed=1))
-    with pytest.raises(of.ConvergenceError) as caught:
+    with pytest.raises(of.errors.ConvergenceError) as caught:
         of.sinkhorn(mu, nu, 1.0, tol=tol, max_iter=3000, engine=ENGINES[engine])
     plan = caught.value.result
     assert plan.sweeps <= 3010
@@ -210,7 +210,7 @@ def janati(a: float, b: float, eps: float) -> float:
     return a + b - D + s * (1 - math.log(2 * s)) + s * math.log(D + s)
 
 
-def two_points(**options: Any) -> of.EntropicPlan:
+def two_points(**options: Any) -> of.transport.EntropicPlan:
     """Between the uniform measure on {0, 1} and itself, known by hand."""
     return of.sinkhorn(of.Particles(PAIR), of.Particles(PAIR), EPS, tol=1e-13, **options)
 
@@ -255,7 +255,7 @@ CONVENTIONS: dict[str, tuple[Callable[[], Tensor], Any]] = {
     ),
     "divergences of points are costs": (lambda: of.sinkhorn_divergence(dirac(0.0), dirac(3.0), 1.0), 9.0),
     "divergences of order one are lengths": (
-        lambda: of.sinkhorn_divergence(dirac(0.0), dirac(3.0), 1.0, cost=of.PowerCost(1)),
+        lambda: of.sinkhorn_divergence(dirac(0.0), dirac(3.0), 1.0, cost=of.transport.PowerCost(1)),
         3.0,
     ),
     "divergences of translates are squared lengths": (
@@ -263,49 +263,52 @@ CONVENTIONS: dict[str, tuple[Callable[[], Tensor], Any]] = {
         25.0,
     ),
     "a blurred divergence is half the squared energy distance": (
-        lambda: of.sinkhorn_divergence(of.Particles(PAIR), dirac(3.0), 1e8, cost=of.PowerCost(1)),
+        lambda: of.sinkhorn_divergence(of.Particles(PAIR), dirac(3.0), 1e8, cost=of.transport.PowerCost(1)),
         4.5 / 2,
     ),
     "a bilinear cost is -<Ax, y>": (
         lambda: (
             of.sinkhorn(
-                dirac(1.0, 0.0), dirac(0.0, 1.0), 1.0, cost=of.BilinearCost([[0.0, 0.0], [5.0, 0.0]])
+                dirac(1.0, 0.0),
+                dirac(0.0, 1.0),
+                1.0,
+                cost=of.transport.BilinearCost([[0.0, 0.0], [5.0, 0.0]]),
             ).transport_cost
         ),
         -5.0,
     ),
     "the energy distance is a root": (
-        lambda: of.mmd(dirac(0.0), dirac(3.0), of.EnergyKernel()),
+        lambda: of.mmd(dirac(0.0), dirac(3.0), of.transport.EnergyKernel()),
         math.sqrt(6),
     ),
     "a Gaussian kernel has twice its variance": (
-        lambda: of.mmd(dirac(0.0), dirac(2.0), of.GaussianKernel(2.0)),
+        lambda: of.mmd(dirac(0.0), dirac(2.0), of.transport.GaussianKernel(2.0)),
         math.sqrt(2 - 2 * math.exp(-0.5)),
     ),
     "slices are averaged": (
         lambda: of.sliced_wasserstein(dirac(0.0, 0.0), dirac(3.0, 4.0), directions=np.eye(2)),
         math.sqrt(12.5),
     ),
-    "Bures is a length": (lambda: of.bures([[4.0]], [[25.0]]), 3.0),
+    "Bures is a length": (lambda: of.transport.bures([[4.0]], [[25.0]]), 3.0),
     "W2 of Gaussians is a length": (
         lambda: of.bures_wasserstein(of.Gaussian([0.0], root=[[2.0]]), of.Gaussian([4.0], root=[[5.0]])),
         5.0,
     ),
     "entropic transport of Gaussians has the same cost": (
-        lambda: of.entropic_bures_wasserstein(*line(1.0, 2.0), 6.0).transport_cost,
+        lambda: of.transport.entropic_bures_wasserstein(*line(1.0, 2.0), 6.0).transport_cost,
         5 - 2 * (math.sqrt(16 + 9) - 3) / 2,
     ),
     "entropic transport of Gaussians has the same entropy": (
-        lambda: of.entropic_bures_wasserstein(*line(1.0, 2.0), EPS).regularised_cost,
+        lambda: of.transport.entropic_bures_wasserstein(*line(1.0, 2.0), EPS).regularised_cost,
         janati(1, 4, EPS),
     ),
     "Gaussian divergences subtract half of each": (
-        lambda: of.gaussian_sinkhorn_divergence(*line(1.0, 2.0), EPS),
+        lambda: of.transport.gaussian_sinkhorn_divergence(*line(1.0, 2.0), EPS),
         janati(1, 4, EPS) - (janati(1, 1, EPS) + janati(4, 4, EPS)) / 2,
     ),
     "a relaxed label pays beta times its square": (
         lambda: (
-            of.relaxed_conditional(
+            of.transport.relaxed_conditional(
                 of.Particles([[0.0]], label=[0]), of.Particles([[3.0]], label=[2]), 4.0
             ).distance
         ),
@@ -369,7 +372,7 @@ def test_21_a_converged_plan_has_finite_costs_at_every_eps(eps: float) -> None:
     assert plan.regularised_cost.item() <= best + eps * math.log(40) + 1e-6
 
 
-class Wrong(of.Engine):
+class Wrong(of.transport.Engine):
     """An engine that is sure of itself."""
 
     def __init__(self, value: float) -> None:
@@ -387,7 +390,7 @@ def test_22_convergence_is_measured_and_not_believed(value: float) -> None:
     plan = attempt(mu, nu, 1.0, engine=Wrong(value))
     assert plan is None or plan.status != "ok"
     for call in (of.sinkhorn, of.sinkhorn_divergence):
-        with pytest.raises((of.ConvergenceError, of.NotFiniteError)):
+        with pytest.raises((of.errors.ConvergenceError, of.errors.NotFiniteError)):
             call(mu, nu, 1.0, engine=Wrong(value))
 
 
@@ -468,12 +471,12 @@ def test_23_a_coarse_tolerance_gives_a_coarse_divergence_and_not_a_negative_one(
 
 
 def test_23_a_divergence_that_is_negative_in_earnest_is_an_error() -> None:
-    class Upside(of.PowerCost):  # -|x - y|
-        def scores(self, x: Tensor, y: Tensor, space: of.Space, eps: float) -> Tensor:
+    class Upside(of.transport.PowerCost):  # -|x - y|
+        def scores(self, x: Tensor, y: Tensor, space: of.measures.Space, eps: float) -> Tensor:
             return -super().scores(x, y, space, eps)
 
     mu, nu = (of.Particles(x) for x in normal(2, 6, 2))
-    with pytest.raises(of.ConvergenceError, match="below zero") as caught:
+    with pytest.raises(of.errors.ConvergenceError, match="below zero") as caught:
         of.sinkhorn_divergence(mu, nu, 5.0, cost=Upside(1))
     assert caught.value.result.item() < 0
 
@@ -492,7 +495,9 @@ def scaled(s: Tensor | float) -> of.Particles:
 def test_24_divergences_of_gaussians_agree_with_their_closed_form(s: float, eps: float) -> None:
     truth = janati(1, s * s, eps) - (janati(1, 1, eps) + janati(s * s, s * s, eps)) / 2
     assert of.sinkhorn_divergence(scaled(1.0), scaled(s), eps).item() == pytest.approx(truth, abs=1e-9)
-    assert of.gaussian_sinkhorn_divergence(*line(1.0, s), eps).item() == pytest.approx(truth, abs=1e-13)
+    assert of.transport.gaussian_sinkhorn_divergence(*line(1.0, s), eps).item() == pytest.approx(
+        truth, abs=1e-13
+    )
     plan = of.sinkhorn(scaled(1.0), scaled(s), eps)
     assert plan.regularised_cost.item() == pytest.approx(janati(1, s * s, eps), abs=1e-9)
 

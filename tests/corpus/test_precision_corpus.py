@@ -47,8 +47,8 @@ def test_19_distances_between_all_points_come_from_differences(offset: float) ->
     truth = (x[:, None] - x[None]).square().sum(-1).sqrt()
     for got in (
         of.Euclidean().pairwise(x, x),
-        -of.PowerCost(1).scores(x, x, of.Euclidean(), 1.0),
-        (-of.PowerCost(2).scores(x, x, of.Euclidean(), 1.0)).sqrt(),
+        -of.transport.PowerCost(1).scores(x, x, of.Euclidean(), 1.0),
+        (-of.transport.PowerCost(2).scores(x, x, of.Euclidean(), 1.0)).sqrt(),
     ):
         assert float((got - truth).abs().max()) < 1e-14
         assert (got.diagonal() == 0).all()
@@ -126,7 +126,9 @@ def test_20_settings_for_products_change_no_digit(name: str) -> None:
 @defect("the rounded root is not orthogonal to its own rotations to 1e-8")
 def test_20_the_gradient_of_a_barycentre_exists_in_single_precision() -> None:
     roots = torch.from_numpy(normal(4, 3, 3).astype(np.float32)).requires_grad_()
-    spread = of.bures_barycentre(of.Gaussian(torch.zeros(4, 3), root=roots)).measure.root.square().sum()
+    spread = (
+        of.transport.bures_barycentre(of.Gaussian(torch.zeros(4, 3), root=roots)).measure.root.square().sum()
+    )
     (grad,) = torch.autograd.grad(spread, roots)
     assert bool(grad.isfinite().all())
 
@@ -138,11 +140,11 @@ def test_20_the_gradient_of_a_barycentre_exists_in_single_precision() -> None:
 @pytest.mark.parametrize("offset", [0.0, 0.1, 1e3])
 def test_25_the_cost_of_staying_is_zero_for_every_power(offset: float, p: float) -> None:
     x = torch.from_numpy(normal(40, 3) + offset)  # elsewhere: (-1e-16)^p on the diagonal
-    c = -of.PowerCost(p).scores(x, x, of.Euclidean(), 1.0)
+    c = -of.transport.PowerCost(p).scores(x, x, of.Euclidean(), 1.0)
     assert (c.diagonal() == 0).all()
     assert bool((c >= 0).all())
     mu = of.Particles(x.clone().requires_grad_())
-    value = of.sinkhorn_divergence(mu, of.Particles(x), 1.0, cost=of.PowerCost(p))
+    value = of.sinkhorn_divergence(mu, of.Particles(x), 1.0, cost=of.transport.PowerCost(p))
     (grad,) = torch.autograd.grad(value, mu.x)
     assert value.item() == pytest.approx(0.0, abs=1e-12)
     assert float(grad.abs().max()) < 1e-7
@@ -160,7 +162,7 @@ MEMBERS = {
 @pytest.mark.parametrize("name", MEMBERS)
 def test_26_a_barycentre_of_covariances_with_zeros_is_stationary(name: str, dtype: Any) -> None:
     covs = np.stack(MEMBERS[name]).astype(dtype)
-    found = of.bures_barycentre(of.Gaussian(np.zeros((len(covs), 3), dtype), cov=covs))
+    found = of.transport.bures_barycentre(of.Gaussian(np.zeros((len(covs), 3), dtype), cov=covs))
     assert found.status == "ok"
     assert found.residual.item() < 1e-9
     S = found.measure.cov.double().numpy()  # S = mean of (S^1/2 S_k S^1/2)^1/2, by numpy alone
@@ -175,10 +177,10 @@ def symmetric_root(S: np.ndarray) -> np.ndarray:
 
 
 COSTS: dict[str, Any] = {
-    "squared distance": of.PowerCost(2),
-    "distance": of.PowerCost(1),
-    "cube": of.PowerCost(3),
-    "bilinear": of.BilinearCost(-np.eye(8)),
+    "squared distance": of.transport.PowerCost(2),
+    "distance": of.transport.PowerCost(1),
+    "cube": of.transport.PowerCost(3),
+    "bilinear": of.transport.BilinearCost(-np.eye(8)),
     "function": lambda x, y: (x - y).abs().sum(-1),
 }
 
@@ -292,7 +294,7 @@ def test_30_the_entry_that_is_not_finite_is_named(value: str) -> None:
         f"root[1, 1] = {value}",
         "finite",
     )
-    refuses(lambda: of.BilinearCost([[float(value)]]), f"A[0, 0] = {value}", "finite")
+    refuses(lambda: of.transport.BilinearCost([[float(value)]]), f"A[0, 0] = {value}", "finite")
 
 
 def test_31_masses_other_than_one_are_refused_so_that_no_two_measures_differ_in_mass() -> None:
@@ -306,7 +308,11 @@ def test_31_masses_other_than_one_are_refused_so_that_no_two_measures_differ_in_
         "density.sum()",
     )
     mus = of.Gaussian(np.zeros((2, 1)), root=np.ones((2, 1, 1)))
-    refuses(lambda: of.bures_barycentre(mus, [1.0, 1.0]), "sum(weights) = 2.0", "weights / weights.sum()")
+    refuses(
+        lambda: of.transport.bures_barycentre(mus, [1.0, 1.0]),
+        "sum(weights) = 2.0",
+        "weights / weights.sum()",
+    )
 
 
 def test_31_a_mass_of_one_up_to_a_millionth_is_one() -> None:

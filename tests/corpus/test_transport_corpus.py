@@ -45,7 +45,7 @@ class Shrink(of.VelocityField):
         return mu.coords.map(torch.neg)
 
 
-def proved(plan: of.Plan, c: np.ndarray) -> bool:
+def proved(plan: of.transport.Plan, c: np.ndarray) -> bool:
     """Whether the potentials of a uniform plan are feasible and its value meets their bound, by numpy."""
     f, g = plan.f.numpy(), plan.g.numpy()
     feasible = bool((f[:, None] + g[None] <= c * (1 + 1e-9)).all())
@@ -143,7 +143,7 @@ def test_03_near_points_do_not_lose_their_distance_because_others_are_very_far(f
 @pytest.mark.parametrize("beta", [1e8, 1e16, 1e32, 1e100])
 def test_03_a_price_of_1e32_on_labels_forbids_moving_them(beta: float) -> None:
     mu, nu = (labelled(x) for x in normal(2, 12, 2))
-    relaxed = of.relaxed_conditional(mu, nu, beta)
+    relaxed = of.transport.relaxed_conditional(mu, nu, beta)
     assert relaxed.status == "ok"
     assert relaxed.gap.item() == pytest.approx(0.0, abs=1e-12)
     assert relaxed.moved.item() == 0.0
@@ -159,8 +159,8 @@ def test_04_positions_and_covariances_that_are_not_finite_are_refused_by_index(v
     x, S = normal(5, 2), np.eye(3)
     x[3, 1] = S[1, 1] = BROKEN[value]
     refuses(lambda: of.Particles(x), f"x[3, 1] = {value}", "finite")
-    refuses(lambda: of.bures(S, np.eye(3)), f"S1[1, 1] = {value}", "finite")
-    refuses(lambda: of.bures(np.eye(3), S), f"S2[1, 1] = {value}", "finite")
+    refuses(lambda: of.transport.bures(S, np.eye(3)), f"S1[1, 1] = {value}", "finite")
+    refuses(lambda: of.transport.bures(np.eye(3), S), f"S2[1, 1] = {value}", "finite")
     refuses(lambda: of.Gaussian(np.zeros(3), cov=S), f"cov[1, 1] = {value}", "finite")
 
 
@@ -229,7 +229,7 @@ def test_05_negative_weights_are_refused(dtype: Any) -> None:
     w = np.array([0.6, 0.6, -0.2], dtype)  # POT: a distance of 0.0 and a warning
     refuses(lambda: of.Particles(np.zeros((3, 2), dtype), w), "min(w) = -0.2", ">= 0")
     refuses(
-        lambda: of.bures_barycentre(of.Gaussian(np.zeros((3, 1)), root=np.ones((3, 1, 1))), w),
+        lambda: of.transport.bures_barycentre(of.Gaussian(np.zeros((3, 1)), root=np.ones((3, 1, 1))), w),
         "weights",
         "-0.2",
     )
@@ -242,7 +242,7 @@ def test_06_whole_numbers_mean_the_same_as_floats() -> None:
     plan = of.solve(of.Particles(x), nu)
     assert plan.matrix().dtype == torch.float64  # POT: a plan of whole numbers, all zero
     assert plan.matrix().sum().item() == pytest.approx(1.0, abs=1e-15)
-    assert of.bures(np.diag([4, 1]), np.diag([1, 1])).item() == 1.0
+    assert of.transport.bures(np.diag([4, 1]), np.diag([1, 1])).item() == 1.0
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -267,7 +267,7 @@ LENGTHS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         lambda: of.sinkhorn(of.Particles(np.zeros((2, 3, 1))), of.Particles(np.zeros((4, 3, 1))), 1.0),
         ("nu.batch = (4,)", "(2,)"),
     ),
-    "covariances": (lambda: of.bures(np.eye(2), np.eye(3)), ("S2.shape = (3, 3)", "(2, 2)")),
+    "covariances": (lambda: of.transport.bures(np.eye(2), np.eye(3)), ("S2.shape = (3, 3)", "(2, 2)")),
     "gaussians": (
         lambda: of.bures_wasserstein(
             of.Gaussian([0.0], root=[[1.0]]), of.Gaussian([0.0] * 2, root=np.eye(2))
@@ -275,7 +275,9 @@ LENGTHS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ("nu.d = 2", "dimension 1"),
     ),
     "weights of a barycentre": (
-        lambda: of.bures_barycentre(of.Gaussian(np.zeros((3, 1)), root=np.ones((3, 1, 1))), [0.5, 0.5]),
+        lambda: of.transport.bures_barycentre(
+            of.Gaussian(np.zeros((3, 1)), root=np.ones((3, 1, 1))), [0.5, 0.5]
+        ),
         ("weights.shape = (2,)", "(3,)"),
     ),
     "a cost matrix": (
@@ -326,7 +328,7 @@ LIMITED: dict[str, Callable[[of.Particles, of.Particles], Any]] = {
     "solve": of.solve,
     "wasserstein": of.wasserstein,
     "conditional": of.conditional_wasserstein,
-    "relaxed": lambda mu, nu: of.relaxed_conditional(mu, nu, [1.0, 2.0]),
+    "relaxed": lambda mu, nu: of.transport.relaxed_conditional(mu, nu, [1.0, 2.0]),
     "distance": lambda mu, nu: of.distance(mu, nu, of.Wasserstein()),
     "distances": lambda mu, nu: of.observables.distances(
         of.flow(mu, Shrink(), of.Euler(), t1=0.2, dt=0.1), nu
@@ -342,7 +344,7 @@ def test_08_a_simplex_that_has_not_finished_raises_and_keeps_what_it_has(
 ) -> None:
     monkeypatch.setattr(ot, "emd", engine)
     mu, nu = (labelled(x) for x in normal(2, 12, 2))
-    with pytest.raises(of.ConvergenceError) as caught:
+    with pytest.raises(of.errors.ConvergenceError) as caught:
         LIMITED[name](mu, nu)
     assert caught.value.result is not None
 
@@ -374,7 +376,7 @@ def whole_pivots(emd: Any) -> Any:
 def test_08_entropic_engines_that_stop_at_their_limit_raise(engine: str, max_iter: int) -> None:
     mu, nu = (of.Particles(x) for x in 3 * normal(2, 30, 2))
     for call in (of.sinkhorn, of.sinkhorn_divergence):
-        with pytest.raises(of.ConvergenceError, match="max_iter"):
+        with pytest.raises(of.errors.ConvergenceError, match="max_iter"):
             call(mu, nu, 0.1, engine=ENGINES[engine], max_iter=max_iter)
     plan = of.sinkhorn(mu, nu, 0.1, engine=ENGINES[engine], max_iter=max_iter, on_failure="return")
     assert plan.status == "max_iter"
@@ -385,8 +387,8 @@ def test_08_entropic_engines_that_stop_at_their_limit_raise(engine: str, max_ite
 
 def test_08_a_barycentre_that_stops_at_its_limit_raises() -> None:
     mus = of.Gaussian(np.zeros((4, 3)), root=normal(4, 3, 3))
-    with pytest.raises(of.ConvergenceError, match="residual") as caught:
-        of.bures_barycentre(mus, max_iter=1)
+    with pytest.raises(of.errors.ConvergenceError, match="residual") as caught:
+        of.transport.bures_barycentre(mus, max_iter=1)
     assert caught.value.result.status == "max_iter"
     assert caught.value.result.residual.item() > 1e-6
 
@@ -394,7 +396,7 @@ def test_08_a_barycentre_that_stops_at_its_limit_raises() -> None:
 def test_08_divergences_that_fail_along_a_flow_do_not_leave_other_numbers_behind() -> None:
     mu = of.Particles(normal(12, 2))
     nu, run = of.Particles(mu.x + 1), of.flow(mu, Shrink(), of.Euler(), t1=0.2, dt=0.1)
-    with pytest.raises(of.ConvergenceError) as caught:
+    with pytest.raises(of.errors.ConvergenceError) as caught:
         of.observables.distances(run, nu, lambda mu, nu: of.sinkhorn_divergence(mu, nu, 0.01, max_iter=4))
     truth = of.observables.distances(run, nu, lambda mu, nu: of.sinkhorn_divergence(mu, nu, 0.01))
     left = caught.value.result
@@ -404,8 +406,8 @@ def test_08_divergences_that_fail_along_a_flow_do_not_leave_other_numbers_behind
 MANY = 50_000
 LARGE: dict[str, Callable[[of.Particles, of.Particles], Any]] = {
     **{name: LIMITED[name] for name in ("solve", "wasserstein", "conditional", "relaxed", "distance")},
-    "pot": lambda mu, nu: of.sinkhorn(mu, nu, 1.0, engine=of.POT()),
-    "geomloss": lambda mu, nu: of.sinkhorn(mu, nu, 1.0, engine=of.GeomLoss()),
+    "pot": lambda mu, nu: of.sinkhorn(mu, nu, 1.0, engine=of.transport.POT()),
+    "geomloss": lambda mu, nu: of.sinkhorn(mu, nu, 1.0, engine=of.transport.GeomLoss()),
 }
 
 
@@ -456,7 +458,7 @@ def test_14_the_distance_between_singular_covariances_is_real_and_right(name: st
     S1, S2 = SINGULAR[name], SINGULAR.get(other, np.diag([3.0, 1.0, 0.5]))
     size = math.sqrt(np.trace(S1) + np.trace(S2))
     truth = exact_bures(S1, S2)
-    assert of.bures(S1, S2).item() == pytest.approx(truth, rel=1e-9, abs=2e-8 * size)
+    assert of.transport.bures(S1, S2).item() == pytest.approx(truth, rel=1e-9, abs=2e-8 * size)
     mu, nu = (of.Gaussian(np.zeros(3), cov=S) for S in (S1, S2))
     assert of.bures_wasserstein(mu, nu).item() == pytest.approx(truth, rel=1e-9, abs=2e-8 * size)
 
@@ -467,7 +469,7 @@ def test_14_a_map_from_a_singular_covariance_reaches_what_can_be_reached(name: s
     R = vectors * np.sqrt(np.where(values > 1e-12 * values.max(), values, 0.0))
     A = np.array([[2.0, 0.5, 0.0], [0.5, 1.0, 0.2], [0.0, 0.2, 3.0]])
     mu, nu = of.Gaussian(np.zeros(3), root=R), of.Gaussian(np.ones(3), root=A @ R)  # A > 0 is the optimal map
-    f = of.bures_map(mu, nu)
+    f = of.transport.bures_map(mu, nu)
     assert f.status == "ok"
     moved = f(mu)
     assert float((moved.cov - nu.cov).abs().max()) < 1e-7 * float(nu.cov.abs().max())
@@ -482,7 +484,7 @@ def test_14_a_map_between_covariances_of_rank_one_is_not_refused_because_of_roun
         v, A = normal(3, 1, seed=seed), normal(3, 3, seed=1000 + seed)
         T, S = A @ A.T + 0.1 * np.eye(3), v @ v.T
         mu, nu = (of.Gaussian(np.zeros(3), cov=cov) for cov in (S, T @ S @ T))
-        assert of.bures_map(mu, nu, on_failure="return").status == "ok", f"seed {seed}"
+        assert of.transport.bures_map(mu, nu, on_failure="return").status == "ok", f"seed {seed}"
 
 
 def test_14_a_map_that_does_not_exist_is_an_error_that_carries_the_best_one() -> None:
@@ -490,12 +492,12 @@ def test_14_a_map_that_does_not_exist_is_an_error_that_carries_the_best_one() ->
         of.Gaussian(np.zeros(2), cov=np.diag([1.0, 0.0])),
         of.Gaussian(np.zeros(2), root=np.diag([3.0, 1.0])),
     )
-    with pytest.raises(of.ConvergenceError, match="no map leads from mu to nu") as caught:
-        of.bures_map(mu, nu)  # POT: LinAlgError
+    with pytest.raises(of.errors.ConvergenceError, match="no map leads from mu to nu") as caught:
+        of.transport.bures_map(mu, nu)  # POT: LinAlgError
     assert caught.value.result.status == "degenerate"
     assert caught.value.result.matrix.tolist() == [[3.0, 0.0], [0.0, 0.0]]
     batch = of.Gaussian(np.zeros((2, 2)), root=np.stack([np.diag([1.0, 0.0]), np.eye(2)]))
-    assert of.bures_map(batch, nu, on_failure="return").status.tolist() == ["degenerate", "ok"]
+    assert of.transport.bures_map(batch, nu, on_failure="return").status.tolist() == ["degenerate", "ok"]
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 8])
@@ -505,9 +507,9 @@ def test_15_small_displacements_of_covariances_keep_all_digits(h: float, d: int)
     S = A @ A.T + 0.1 * np.eye(d)
     for dtype in (np.float64, np.float32):  # "trace minus twice root" returns 0 from 1e-8 (1e-6) on
         S1, S2 = (s.astype(dtype) for s in (S, S + h * (H + H.T)))
-        w, truth = of.bures(S1, S2).item(), exact_bures(S1, S2)
+        w, truth = of.transport.bures(S1, S2).item(), exact_bures(S1, S2)
         assert w == pytest.approx(truth, rel=1e-12 if dtype == np.float64 else 1e-6)
-        assert of.bures(S1, S1).item() == 0.0
+        assert of.transport.bures(S1, S1).item() == 0.0
 
 
 @pytest.mark.parametrize("h", [1e-3, 1e-6, 1e-9, 1e-12])
@@ -521,14 +523,14 @@ def test_15_the_speed_of_a_gaussian_is_right_however_often_it_is_saved(h: float)
 def slope(S1: Any, S2: Any) -> Tensor:
     """The gradient of the Bures distance in S1."""
     s = torch.tensor(S1, dtype=torch.float64, requires_grad=True)
-    (grad,) = torch.autograd.grad(of.bures(s, torch.tensor(S2, dtype=torch.float64)), s)
+    (grad,) = torch.autograd.grad(of.transport.bures(s, torch.tensor(S2, dtype=torch.float64)), s)
     return grad
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_16_the_gradient_at_a_singular_covariance_is_refused_where_it_is_infinite(d: int) -> None:
     S = np.diag(np.append(np.ones(d - 1), 0.0))
-    with pytest.raises(of.DerivativeError, match="infinite"):
+    with pytest.raises(of.errors.DerivativeError, match="infinite"):
         slope(S, 2 * np.eye(d))  # POT: +0.33, and the truth is -infinity
 
 

@@ -24,7 +24,7 @@ class Distance(NamedTuple):
     degree: float
 
 
-def _sinkhorn(mu: of.Measure, nu: of.Measure, eps: float, **options: Any) -> of.EntropicPlan:
+def _sinkhorn(mu: of.Measure, nu: of.Measure, eps: float, **options: Any) -> of.transport.EntropicPlan:
     return of.sinkhorn(mu, nu, eps, **options)
 
 
@@ -32,37 +32,43 @@ CLOUDS: dict[str, Distance] = {
     "wasserstein": Distance(lambda mu, nu, s: of.wasserstein(mu, nu), 1),
     "wasserstein of order one": Distance(lambda mu, nu, s: of.wasserstein(mu, nu, 1), 1),
     "conditional": Distance(lambda mu, nu, s: of.conditional_wasserstein(mu, nu), 1),
-    "relaxed": Distance(lambda mu, nu, s: of.relaxed_conditional(mu, nu, s * s).distance, 1),
+    "relaxed": Distance(lambda mu, nu, s: of.transport.relaxed_conditional(mu, nu, s * s).distance, 1),
     "sliced": Distance(lambda mu, nu, s: of.sliced_wasserstein(mu, nu, rng=0, directions=20), 1),
-    "energy distance": Distance(lambda mu, nu, s: of.mmd(mu, nu, of.EnergyKernel()), 0.5),
-    "gaussian mmd": Distance(lambda mu, nu, s: of.mmd(mu, nu, of.GaussianKernel(s)), 0),
-    "laplace mmd": Distance(lambda mu, nu, s: of.mmd(mu, nu, of.LaplaceKernel(s)), 0),
+    "energy distance": Distance(lambda mu, nu, s: of.mmd(mu, nu, of.transport.EnergyKernel()), 0.5),
+    "gaussian mmd": Distance(lambda mu, nu, s: of.mmd(mu, nu, of.transport.GaussianKernel(s)), 0),
+    "laplace mmd": Distance(lambda mu, nu, s: of.mmd(mu, nu, of.transport.LaplaceKernel(s)), 0),
     "entropic distance": Distance(lambda mu, nu, s: _sinkhorn(mu, nu, s * s).distance, 1),
     "regularised cost": Distance(lambda mu, nu, s: _sinkhorn(mu, nu, s * s).regularised_cost, 2),
     "divergence": Distance(lambda mu, nu, s: of.sinkhorn_divergence(mu, nu, s * s), 2),
     "divergence of order one": Distance(
-        lambda mu, nu, s: of.sinkhorn_divergence(mu, nu, s, cost=of.PowerCost(1)), 1
+        lambda mu, nu, s: of.sinkhorn_divergence(mu, nu, s, cost=of.transport.PowerCost(1)), 1
     ),
 }
 ENTROPIC = ("entropic distance", "regularised cost", "divergence", "divergence of order one")
 
 GAUSSIANS: dict[str, Distance] = {
-    "bures": Distance(lambda mu, nu, s: of.bures(mu.cov, nu.cov), 1),
+    "bures": Distance(lambda mu, nu, s: of.transport.bures(mu.cov, nu.cov), 1),
     "bures-wasserstein": Distance(lambda mu, nu, s: of.bures_wasserstein(mu, nu), 1),
-    "map": Distance(lambda mu, nu, s: of.bures_map(mu, nu).matrix, 0),
-    "geodesic": Distance(lambda mu, nu, s: of.bures_geodesic(mu, nu, 0.5).root, 1),
+    "map": Distance(lambda mu, nu, s: of.transport.bures_map(mu, nu).matrix, 0),
+    "geodesic": Distance(lambda mu, nu, s: of.transport.bures_geodesic(mu, nu, 0.5).root, 1),
     "entropic cost": Distance(
-        lambda mu, nu, s: of.entropic_bures_wasserstein(mu, nu, s * s).regularised_cost, 2
+        lambda mu, nu, s: of.transport.entropic_bures_wasserstein(mu, nu, s * s).regularised_cost, 2
     ),
-    "gaussian divergence": Distance(lambda mu, nu, s: of.gaussian_sinkhorn_divergence(mu, nu, s * s), 2),
+    "gaussian divergence": Distance(
+        lambda mu, nu, s: of.transport.gaussian_sinkhorn_divergence(mu, nu, s * s), 2
+    ),
     "barycentre": Distance(
-        lambda mu, nu, s: of.bures_barycentre(both(mu, nu)).measure.root.double().norm(), 1
+        lambda mu, nu, s: of.transport.bures_barycentre(both(mu, nu)).measure.root.double().norm(), 1
     ),
 }
 
 WITHOUT_GRADIENT = ("relaxed", "entropic distance", "barycentre")
 
-ENGINES = {"newton": of.NewtonSinkhorn(), "pot": of.POT(), "geomloss": of.GeomLoss()}
+ENGINES = {
+    "newton": of.transport.NewtonSinkhorn(),
+    "pot": of.transport.POT(),
+    "geomloss": of.transport.GeomLoss(),
+}
 
 
 def both(mu: of.Gaussian, nu: of.Gaussian) -> of.Gaussian:

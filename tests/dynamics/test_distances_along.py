@@ -162,7 +162,7 @@ def test_one_failure_does_not_lose_the_other_times(monkeypatch: pytest.MonkeyPat
                 patch.setattr(network_simplex, "TOL", -1.0)  # nothing is good enough
             return solve(mu, nu, start=start)
 
-    with pytest.raises(of.ConvergenceError, match=r"1 of 11 distances.*t = 0.3.*\.result") as caught:
+    with pytest.raises(of.errors.ConvergenceError, match=r"1 of 11 distances.*t = 0.3.*\.result") as caught:
         distances(a, b, moody)
     assert caught.value.result.tolist() == pytest.approx(good.tolist(), rel=1e-9)
     assert calls[4] is None  # no start from a failure
@@ -173,9 +173,9 @@ def test_a_failure_without_a_value_is_nan_in_what_the_error_carries() -> None:
     a = run(normal(3, 1))
 
     def never(mu: of.Measure, nu: of.Measure) -> Tensor:
-        raise of.ConvergenceError("no luck.", None)
+        raise of.errors.ConvergenceError("no luck.", None)
 
-    with pytest.raises(of.ConvergenceError, match="11 of 11") as caught:
+    with pytest.raises(of.errors.ConvergenceError, match="11 of 11") as caught:
         distances(a, a, never)
     assert bool(caught.value.result.isnan().all())
 
@@ -263,7 +263,7 @@ def test_a_speed_that_is_not_certified_is_kept_by_the_error(monkeypatch: pytest.
     traj = run(normal(4, 2, seed=16))
     good = traj.speed()
     monkeypatch.setattr(network_simplex, "TOL", -1.0)
-    with pytest.raises(of.ConvergenceError, match="10 of 10") as caught:
+    with pytest.raises(of.errors.ConvergenceError, match="10 of 10") as caught:
         traj.speed()
     assert caught.value.result.tolist() == pytest.approx(good.tolist(), rel=1e-9)
 

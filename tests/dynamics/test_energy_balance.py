@@ -37,7 +37,7 @@ def test_the_residual_of_a_single_step_is_the_formula() -> None:
 @pytest.mark.parametrize("stepper", [of.Euler(), of.JKO(), of.RK4()], ids=["euler", "jko", "rk4"])
 def test_the_residual_is_of_order_two(stepper: of.Stepper) -> None:
     balances = [of.energy_balance(*decay(stepper, 0.1 / 2**k)) for k in range(4)]
-    assert float(of.balance_order(balances)) == pytest.approx(2.0, abs=0.1)
+    assert float(of.dynamics.balance_order(balances)) == pytest.approx(2.0, abs=0.1)
 
 
 def test_a_run_that_is_no_gradient_flow_of_the_energy_is_found_out() -> None:
@@ -102,7 +102,7 @@ def test_a_balance_needs_an_energy_and_two_times() -> None:
     with pytest.raises(of.InputError, match="two save times"):
         of.energy_balance(short, pull)
     with pytest.raises(of.InputError, match="two runs"):
-        of.balance_order([of.energy_balance(traj, pull)])
+        of.dynamics.balance_order([of.energy_balance(traj, pull)])
 
 
 def test_empty_tails_of_a_grid_count_for_nothing() -> None:

@@ -216,7 +216,7 @@ def test_a_run_ends_when_all_members_have_stopped() -> None:
 
 
 def test_too_many_steps_raise_an_error_that_carries_the_run_so_far() -> None:
-    with pytest.raises(of.FlowError, match="budget") as caught:
+    with pytest.raises(of.errors.FlowError, match="budget") as caught:
         of.flow(POINT, DRIFT, of.Euler(), t1=1.0, dt=0.125, max_steps=3)
     traj = caught.value.trajectory
     assert traj.status == "budget"
@@ -294,7 +294,7 @@ def test_ctrl_c_while_observing_keeps_what_was_computed() -> None:
 @pytest.mark.parametrize("once", [True, False], ids=["once", "for good"])
 def test_an_observable_that_breaks_keeps_the_run_so_far(once: bool) -> None:
     bomb = Bomb(ZeroDivisionError("no logarithm"), 4, once=once)
-    with pytest.raises(of.FlowError, match="no logarithm") as caught:
+    with pytest.raises(of.errors.FlowError, match="no logarithm") as caught:
         of.flow(POINT, DRIFT, of.Euler(), t1=1.0, dt=0.125, observe={"bomb": bomb})
     traj = caught.value.trajectory
     assert traj.ts[:3].tolist() == [0.0, 0.125, 0.25]
@@ -310,13 +310,13 @@ def test_an_observable_that_breaks_at_once_raises_its_own_error() -> None:
 def test_an_observable_that_changes_its_shape_is_named_and_the_run_is_kept() -> None:
     sizes = iter(range(1, 100))
     observe = {"growing": lambda mu: torch.zeros(next(sizes))}
-    with pytest.raises(of.FlowError, match="growing") as caught:
+    with pytest.raises(of.errors.FlowError, match="growing") as caught:
         of.flow(POINT, DRIFT, of.Euler(), t1=1.0, dt=0.125, observe=observe)
     assert len(caught.value.trajectory) >= 1
 
 
 def test_an_error_survives_the_trip_to_another_process() -> None:
-    with pytest.raises(of.FlowError) as caught:
+    with pytest.raises(of.errors.FlowError) as caught:
         of.flow(POINT, DRIFT, of.Euler(), t1=1.0, dt=0.5, max_steps=1)
     copy = pickle.loads(pickle.dumps(caught.value))
     assert str(copy) == str(caught.value)
@@ -325,7 +325,7 @@ def test_an_error_survives_the_trip_to_another_process() -> None:
 
 def test_a_field_that_breaks_keeps_the_run_so_far() -> None:
     bomb = Bomb(RuntimeError("out of memory"), 6)
-    with pytest.raises(of.FlowError, match="out of memory") as caught:
+    with pytest.raises(of.errors.FlowError, match="out of memory") as caught:
         of.flow(POINT, Given(lambda t, x: x + bomb()), of.Euler(), t1=1.0, dt=0.125)
     assert caught.value.trajectory.ts.tolist() == [0.0, 0.125, 0.25, 0.375, 0.5, 0.625]
 
@@ -338,7 +338,7 @@ def test_a_wrong_input_found_in_the_first_step_is_raised_as_such() -> None:
 
 def test_a_step_that_cannot_be_taken_is_the_status_degenerate() -> None:
     field = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1)), of.Wasserstein())
-    with pytest.raises(of.FlowError, match="CFL") as caught:
+    with pytest.raises(of.errors.FlowError, match="CFL") as caught:
         of.flow(hill(20), field, of.Euler(), t1=10.0, dt=10.0)
     assert caught.value.trajectory.status == "degenerate"
     assert caught.value.trajectory.ts.tolist() == [0.0]
@@ -346,7 +346,7 @@ def test_a_step_that_cannot_be_taken_is_the_status_degenerate() -> None:
 
 def test_a_stepper_of_ones_own_may_name_its_failure() -> None:
     class Giving(of.Euler):
-        def step(self, field: Any, t: Tensor, *rest: Any) -> of.Step:
+        def step(self, field: Any, t: Tensor, *rest: Any) -> of.steppers.Step:
             if t >= 0.5:
                 raise StepError("no proof", status="uncertified")
             return super().step(field, t, *rest)
@@ -401,7 +401,7 @@ def test_fields_without_inner_solvers_leave_no_certificate() -> None:
 
 def test_a_sinkhorn_field_that_misses_its_tolerance_is_a_failure() -> None:
     field = of.SinkhornAttention(3 * TURN, TURN, TURN, eps=0.02, tol=1e-12, max_iter=2)
-    with pytest.raises(of.FlowError, match=r"max_iter.*marginal error") as caught:
+    with pytest.raises(of.errors.FlowError, match=r"max_iter.*marginal error") as caught:
         of.flow(of.Particles(normal(5, 2)), field, of.Euler(), t1=1.0, dt=0.1)
     assert caught.value.trajectory.status == "max_iter"
 
@@ -512,7 +512,7 @@ def test_no_graph_is_built_within_no_grad() -> None:
 def test_the_grad_mode_of_the_caller_is_restored() -> None:
     of.flow(POINT, DECAY, of.Euler(), t1=1.0, dt=0.5)
     assert torch.is_grad_enabled()
-    with pytest.raises(of.FlowError):
+    with pytest.raises(of.errors.FlowError):
         of.flow(POINT, DECAY, of.Euler(), t1=1.0, dt=0.5, max_steps=1)
     assert torch.is_grad_enabled()
 

@@ -62,7 +62,7 @@ def test_a_thousand_limits_with_identity_values_have_the_exact_rank(d: int) -> N
 UNDECIDED = {3: [], 4: [], 5: [189, 751, 803]}
 
 
-def limits_with_positive_values(d: int, members: Array) -> of.Limit:
+def limits_with_positive_values(d: int, members: Array) -> of.dynamics.Limit:
     Q, mu = random_case(100 + d, 1000, d)
     Q, V = Q[members], positive(200 + d, 1000, d)[members]
     return of.limit(mu[members], of.SoftmaxAttention(Q, -Q, V), on_failure="return")
@@ -190,7 +190,7 @@ def test_exponential_convergence_has_a_large_rate() -> None:
 def test_a_law_that_oscillates_has_no_limit_and_says_so() -> None:
     turn = of.Perceptron([[0.0, -1.0], [1.0, 0.0]], np.eye(2), activation=None)
     mu = of.Gaussian([0.0, 0.0], root=np.diag([2.0, 1.0]))
-    with pytest.raises(of.ConvergenceError, match=r"1 of 1 laws.*oscillate.*on_failure") as caught:
+    with pytest.raises(of.errors.ConvergenceError, match=r"1 of 1 laws.*oscillate.*on_failure") as caught:
         of.limit(mu, turn, max_steps=200)
     assert caught.value.result.status == "budget"
     assert of.limit(mu, turn, max_steps=200, on_failure="return").status == "budget"

@@ -31,7 +31,7 @@ def strays(sample: np.ndarray, mean: float, deviation: float) -> float:
 
 @pytest.mark.parametrize(("a", "b"), [(0.0, 1.0), (0.3, 0.4), (0.7, 2.2), (0.1, 0.1 + 1e-4), (1.0, 4.0)])
 def test_an_increment_is_normal_with_variance_b_minus_a(a: float, b: float) -> None:
-    scaled = of.BrownianPath(1, (40_000,)).increment(a, b) / math.sqrt(b - a)
+    scaled = of.dynamics.BrownianPath(1, (40_000,)).increment(a, b) / math.sqrt(b - a)
     assert strays(scaled, 0.0, 1.0) < SIGMAS
     assert strays(scaled**2, 1.0, math.sqrt(2)) < SIGMAS
     assert strays(scaled**4, 3.0, math.sqrt(96)) < SIGMAS
@@ -49,36 +49,36 @@ def test_an_increment_is_normal_with_variance_b_minus_a(a: float, b: float) -> N
 def test_increments_over_disjoint_intervals_are_uncorrelated(
     first: tuple[float, float], second: tuple[float, float]
 ) -> None:
-    path = of.BrownianPath(2, (40_000,))
+    path = of.dynamics.BrownianPath(2, (40_000,))
     x, y = (path.increment(a, b) / math.sqrt(b - a) for a, b in (first, second))
     assert strays(x * y, 0.0, 1.0) < SIGMAS
     assert strays(x**2 * y**2, 1.0, math.sqrt(8)) < SIGMAS
 
 
 def test_overlapping_increments_share_the_variance_of_their_overlap() -> None:
-    path = of.BrownianPath(3, (40_000,))
+    path = of.dynamics.BrownianPath(3, (40_000,))
     product = path.increment(0.0, 0.7) * path.increment(0.4, 1.3)
     assert strays(product, 0.3, math.sqrt(0.7 * 0.9 + 0.3**2)) < SIGMAS
 
 
 def test_components_are_uncorrelated() -> None:
-    x, y = of.BrownianPath(4, (2, 40_000)).increment(0.0, 1.0)
+    x, y = of.dynamics.BrownianPath(4, (2, 40_000)).increment(0.0, 1.0)
     assert strays(x * y, 0.0, 1.0) < SIGMAS
 
 
 def test_different_seeds_are_uncorrelated() -> None:
-    x, y = (of.BrownianPath(seed, (40_000,))(0.8) / math.sqrt(0.8) for seed in (5, 6))
+    x, y = (of.dynamics.BrownianPath(seed, (40_000,))(0.8) / math.sqrt(0.8) for seed in (5, 6))
     assert strays(x * y, 0.0, 1.0) < SIGMAS
 
 
 def test_a_path_starts_at_zero() -> None:
-    assert np.array_equal(of.BrownianPath(0, (2, 3))(0.0), np.zeros((2, 3)))
+    assert np.array_equal(of.dynamics.BrownianPath(0, (2, 3))(0.0), np.zeros((2, 3)))
 
 
 @given(st.lists(times, min_size=2, max_size=6))
 @settings(deadline=None, max_examples=40)
 def test_increments_add_up_over_any_subdivision(cuts: list[float]) -> None:
-    path, cuts = of.BrownianPath(7, (3,)), sorted(cuts)
+    path, cuts = of.dynamics.BrownianPath(7, (3,)), sorted(cuts)
     parts = sum(path.increment(a, b) for a, b in itertools.pairwise(cuts))
     np.testing.assert_allclose(parts, path.increment(cuts[0], cuts[-1]), rtol=0, atol=1e-13)
 
@@ -86,19 +86,19 @@ def test_increments_add_up_over_any_subdivision(cuts: list[float]) -> None:
 @given(st.permutations([0.0, 0.1, 0.125, 0.3, 0.5, 0.77, 1.0, 1.6, 2.25, 3.9]))
 @settings(deadline=None, max_examples=30)
 def test_the_path_does_not_depend_on_the_order_of_queries(order: list[float]) -> None:
-    one, other = of.BrownianPath(8, (2,)), of.BrownianPath(8, (2,))
+    one, other = of.dynamics.BrownianPath(8, (2,)), of.dynamics.BrownianPath(8, (2,))
     expected = {t: one(t) for t in sorted(order)}
     assert all(np.array_equal(other(t), expected[t]) for t in order)
 
 
 def test_a_seed_fixes_the_path_and_another_seed_changes_it() -> None:
-    assert np.array_equal(of.BrownianPath(9, (3,))(0.3), of.BrownianPath(9, (3,))(0.3))
-    assert not np.allclose(of.BrownianPath(9, (3,))(0.3), of.BrownianPath(10, (3,))(0.3))
+    assert np.array_equal(of.dynamics.BrownianPath(9, (3,))(0.3), of.dynamics.BrownianPath(9, (3,))(0.3))
+    assert not np.allclose(of.dynamics.BrownianPath(9, (3,))(0.3), of.dynamics.BrownianPath(10, (3,))(0.3))
 
 
 def test_a_generator_gives_a_new_path_each_time_and_the_same_ones_again() -> None:
     def two(rng: np.random.Generator) -> list[np.ndarray]:
-        return [of.BrownianPath(rng, (2,))(1.0) for _ in range(2)]
+        return [of.dynamics.BrownianPath(rng, (2,))(1.0) for _ in range(2)]
 
     a, b = two(np.random.default_rng(0)), two(np.random.default_rng(0))
     assert np.array_equal(a, b)
@@ -108,11 +108,11 @@ def test_a_generator_gives_a_new_path_each_time_and_the_same_ones_again() -> Non
 @pytest.mark.parametrize("t", [-0.1, math.nan, math.inf])
 def test_there_is_no_path_before_zero_or_at_infinity(t: float) -> None:
     with pytest.raises(of.InputError, match="starts at 0"):
-        of.BrownianPath(0, (1,))(t)
+        of.dynamics.BrownianPath(0, (1,))(t)
 
 
 def test_below_its_finest_level_the_path_is_linear() -> None:
-    path, h = of.BrownianPath(0, (3,), depth=4), 2.0**-4
+    path, h = of.dynamics.BrownianPath(0, (3,), depth=4), 2.0**-4
     np.testing.assert_allclose(path(h / 4), path(h) / 4, rtol=1e-14)
 
 
@@ -120,7 +120,7 @@ def test_below_its_finest_level_the_path_is_linear() -> None:
 
 
 def test_a_run_with_zero_field_follows_the_path() -> None:
-    path, x = of.BrownianPath(11, (4, 2)), normal(4, 2)
+    path, x = of.dynamics.BrownianPath(11, (4, 2)), normal(4, 2)
     traj = of.flow(
         of.Particles(x), ZERO, of.Euler(), t1=1.0, dt=0.3, noise=of.IndependentNoise(0.7, path=path)
     )
@@ -129,7 +129,7 @@ def test_a_run_with_zero_field_follows_the_path() -> None:
 
 
 def test_runs_with_different_steps_share_a_path() -> None:
-    path = of.BrownianPath(12, (4, 2))
+    path = of.dynamics.BrownianPath(12, (4, 2))
     ends = [
         of.flow(
             of.Particles(normal(4, 2)),
@@ -155,20 +155,20 @@ def test_a_run_is_reproduced_by_its_seed() -> None:
 
 
 def test_sigma_may_be_a_matrix() -> None:
-    path, sigma = of.BrownianPath(13, (4, 2)), np.array([[1.0, 2.0], [0.0, 0.5]])
+    path, sigma = of.dynamics.BrownianPath(13, (4, 2)), np.array([[1.0, 2.0], [0.0, 0.5]])
     noise = of.IndependentNoise(sigma, path=path)
     final = of.flow(of.Particles(np.zeros((4, 2))), ZERO, of.Euler(), t1=1.0, dt=0.25, noise=noise).final
     np.testing.assert_allclose(final.x, path(1.0) @ sigma.T, atol=1e-12)
 
 
 def test_common_noise_translates_the_cloud() -> None:
-    path, x = of.BrownianPath(14, (2,)), normal(5, 2)
+    path, x = of.dynamics.BrownianPath(14, (2,)), normal(5, 2)
     traj = of.flow(of.Particles(x), ZERO, of.Euler(), t1=1.0, dt=0.1, noise=of.CommonNoise(0.5, path=path))
     np.testing.assert_allclose(traj.final.x, x + 0.5 * path(1.0), atol=1e-12)
 
 
 def test_common_noise_may_be_shaped_by_a_matrix() -> None:
-    path, sigma = of.BrownianPath(17, (3, 2)), np.array([[1.0, 2.0], [0.0, 0.5]])
+    path, sigma = of.dynamics.BrownianPath(17, (3, 2)), np.array([[1.0, 2.0], [0.0, 0.5]])
     noise = of.CommonNoise(sigma, path=path)
     final = of.flow(of.Particles(np.zeros((3, 4, 2))), ZERO, of.Euler(), t1=1.0, dt=0.25, noise=noise).final
     expected = (path(1.0) @ sigma.T)[:, None].repeat(4, axis=1)
@@ -196,7 +196,7 @@ def test_common_noise_is_shared_within_a_member_and_not_between_members() -> Non
 
 
 def test_common_noise_moves_the_mean_of_a_gaussian_alone() -> None:
-    path, g = of.BrownianPath(15, (2,)), of.Gaussian(normal(2), root=np.eye(2))
+    path, g = of.dynamics.BrownianPath(15, (2,)), of.Gaussian(normal(2), root=np.eye(2))
     zero = of.SteepestDescent(of.Potential(lambda x: 0 * x.sum(-1)), of.Wasserstein())
     final = of.flow(g, zero, of.Euler(), t1=1.0, dt=0.25, noise=of.CommonNoise(0.5, path=path)).final
     np.testing.assert_allclose(final.mean, g.mean.numpy() + 0.5 * path(1.0), atol=1e-12)
@@ -217,13 +217,13 @@ def test_common_noise_refuses_grids() -> None:
 
 
 def test_a_path_of_the_wrong_shape_is_refused_with_the_right_one() -> None:
-    noise = of.IndependentNoise(1.0, path=of.BrownianPath(0, (2,)))
+    noise = of.IndependentNoise(1.0, path=of.dynamics.BrownianPath(0, (2,)))
     with pytest.raises(of.InputError, match=r"BrownianPath\(rng, \(4, 2\)\)"):
         of.flow(of.Particles(normal(4, 2)), ZERO, of.Euler(), t1=1.0, dt=0.5, noise=noise)
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"path": of.BrownianPath(0, (1,)), "rng": 0}], ids=["neither", "both"]
+    "options", [{}, {"path": of.dynamics.BrownianPath(0, (1,)), "rng": 0}], ids=["neither", "both"]
 )
 def test_exactly_one_source_of_randomness_is_needed(options: dict[str, Any]) -> None:
     with pytest.raises(of.InputError, match="exactly one"):
@@ -232,7 +232,7 @@ def test_exactly_one_source_of_randomness_is_needed(options: dict[str, Any]) -> 
 
 def test_the_stored_velocity_is_forgotten_after_noise() -> None:
     """Dopri5 reuses its last stage as the next first one, which noise makes wrong."""
-    path = of.BrownianPath(16, (1, 1))
+    path = of.dynamics.BrownianPath(16, (1, 1))
     noise = of.IndependentNoise(1.0, path=path)
     x = of.flow(of.Particles([[1.0]]), DECAY, of.Dopri5(adaptive=False), t1=0.5, dt=0.25, noise=noise).final.x
     one = math.exp(-0.25) + path.increment(0.0, 0.25)
@@ -245,14 +245,14 @@ PATHS = 4000
 DTS = 2.0 ** -np.arange(3, 8)  # four halvings
 
 
-class Geometric(of.Noise):
+class Geometric(of.dynamics.Noise):
     """sigma x dW, in the sense of Ito."""
 
     def increment(self, t: Tensor, mu: of.Measure, dW: Tensor) -> of.Tangent:
         return of.Tangent([0.8 * mu.coords[0] * dW])
 
 
-def strong_errors(field: of.VelocityField, noise: of.Noise, exact: np.ndarray) -> np.ndarray:
+def strong_errors(field: of.VelocityField, noise: of.dynamics.Noise, exact: np.ndarray) -> np.ndarray:
     """Root mean square errors at t = 1 over many tokens, each with a path of its own."""
     mu0 = of.Particles(np.ones((PATHS, 1)))
     ends = [of.flow(mu0, field, of.Euler(), t1=1.0, dt=dt, save_at=[1.0], noise=noise).final for dt in DTS]
@@ -260,7 +260,7 @@ def strong_errors(field: of.VelocityField, noise: of.Noise, exact: np.ndarray) -
 
 
 def test_euler_maruyama_has_strong_order_one_half_for_multiplicative_noise() -> None:
-    path = of.BrownianPath(21, (PATHS, 1))
+    path = of.dynamics.BrownianPath(21, (PATHS, 1))
     exact = np.exp((0.3 - 0.8**2 / 2) + 0.8 * path(1.0))  # dX = 0.3 X dt + 0.8 X dW, X_0 = 1
     errors = strong_errors(Linear([[0.3]]), Geometric(path=path), exact)
     assert slope(DTS, errors) == pytest.approx(0.5, abs=0.15)
@@ -268,7 +268,7 @@ def test_euler_maruyama_has_strong_order_one_half_for_multiplicative_noise() -> 
 
 @pytest.mark.thorough
 def test_euler_maruyama_has_strong_order_one_for_additive_noise() -> None:
-    path = of.BrownianPath(22, (PATHS, 1))
+    path = of.dynamics.BrownianPath(22, (PATHS, 1))
     # dX = -2 X dt + 0.7 dW: X_1 = exp(-2) + 0.7 (W_1 - 2 int_0^1 exp(-2 (1 - s)) W_s ds), trapezoidal.
     cells = 2**12
     interior = sum(math.exp(-2 * (1 - k / cells)) * path(k / cells) for k in range(1, cells))
@@ -308,7 +308,7 @@ def test_brownian_motion_on_the_sphere_forgets_its_start_at_the_right_rate(d: in
 @pytest.mark.parametrize(
     "noise", [of.IndependentNoise(1.0, rng=0), of.CommonNoise(1.0, rng=0)], ids=["own", "common"]
 )
-def test_noise_on_the_sphere_is_tangent(noise: of.Noise) -> None:
+def test_noise_on_the_sphere_is_tangent(noise: of.dynamics.Noise) -> None:
     mu = of.Particles(unit(10, 3), space=of.Sphere())
     dW = torch.from_numpy(noise.bind(mu)(1.0))
     u = noise.increment(torch.zeros(()), mu, dW)[0]
@@ -326,4 +326,4 @@ def test_common_noise_on_the_sphere_keeps_the_norm() -> None:
 @pytest.mark.parametrize("rng", [None, -1, 1.5, "seed", True])
 def test_a_path_needs_a_source_of_randomness(rng: Any) -> None:
     with pytest.raises(of.InputError, match=r"rng = .*a seed >= 0"):
-        of.BrownianPath(rng, (2,))
+        of.dynamics.BrownianPath(rng, (2,))

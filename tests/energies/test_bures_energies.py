@@ -129,7 +129,7 @@ def test_squared_scores_are_the_double_integral() -> None:
 def test_self_transport_with_the_identity_is_the_entropic_cost_of_squared_distances() -> None:
     """|x - y|^2 = |x|^2 + |y|^2 - 2 x.y, so OT_(2 eps) for |x - y|^2 is 2 E|x|^2 + 2 OT_eps for -x.y."""
     mu, eps = laws(36, 4, mean=1.0), 0.7
-    squared = of.entropic_bures_wasserstein(mu, mu, 2 * eps).regularised_cost
+    squared = of.transport.entropic_bures_wasserstein(mu, mu, 2 * eps).regularised_cost
     second = mu.mean.square().sum(-1) + mu.root.square().sum((-1, -2))
     expected = -(squared / 2 - second) / (2 * eps)
     assert torch.allclose(of.SelfTransport(np.eye(4), eps)(mu), expected, rtol=1e-12)
@@ -224,7 +224,7 @@ def test_the_energy_decreases_along_its_descent() -> None:
 
 def bend(F: of.Energy, mu: of.Gaussian, nu: of.Gaussian) -> Array:
     """F_0 - 2 F_(1/2) + F_1 along the Bures-Wasserstein geodesic, relative to the size of F."""
-    values = [F(of.bures_geodesic(mu, nu, t)) for t in (0.0, 0.5, 1.0)]
+    values = [F(of.transport.bures_geodesic(mu, nu, t)) for t in (0.0, 0.5, 1.0)]
     size = torch.stack([v.abs() for v in values]).amax(0) + 1e-300
     return ((values[0] - 2 * values[1] + values[2]) / size).numpy()
 
@@ -254,7 +254,7 @@ def test_energies_of_indefinite_scores_are_not_convex() -> None:
     mu, nu = (of.Gaussian([0.0, 0.0], root=[[1.0], [y]]) for y in (0.9, -0.9))
     A = np.diag([1.0, -1.0])
     F = of.SquaredScores(A)
-    half = of.bures_geodesic(mu, nu, 0.5)
+    half = of.transport.bures_geodesic(mu, nu, 0.5)
     assert (F(mu) - 2 * F(half) + F(nu)).item() == pytest.approx((2 * 0.19**2 - 2) / 4, rel=1e-12)
     assert bend(of.SelfTransport(A, 0.5), mu, nu).item() < -1.0
     assert bend(of.SelfTransport(A, 0.5), *pairs(55, 200, 2, 0.0)).min() < -0.1

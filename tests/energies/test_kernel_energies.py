@@ -214,13 +214,13 @@ def test_the_logarithm_does_not_overflow() -> None:
 def test_a_slope_beyond_the_largest_number_is_an_error_that_names_the_remedy() -> None:
     mu, F = of.Particles([[30.0, 0.0], [0.0, 1.0]]), ExponentialInteraction(np.eye(2))
     assert not bool(torch.isfinite(F.differential(mu)[0]).all())
-    with pytest.raises(of.NotFiniteError, match="rescale"):
+    with pytest.raises(of.errors.NotFiniteError, match="rescale"):
         of.SteepestDescent(F, W2)(0.0, mu)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_beyond_the_largest_number_have_no_value(kind: Any) -> None:
-    with pytest.raises(of.NotFiniteError, match="rescale"):
+    with pytest.raises(of.errors.NotFiniteError, match="rescale"):
         kind([[1.0, 0.3], [0.3, -1.0]])(of.Particles([[1e160, -1e160], [1e160, 1e160]]))
 
 
@@ -345,7 +345,7 @@ def test_a_law_that_is_too_wide_has_infinite_energy_and_no_slope_but_others_of_t
     for found, own in zip(F.differential(mu), F.differential(good), strict=True):
         torch.testing.assert_close(found[1], own)
         assert not bool(torch.isfinite(found[[0, 2]]).any())
-    with pytest.raises(of.NotFiniteError):
+    with pytest.raises(of.errors.NotFiniteError):
         of.SteepestDescent(F, W2)(0.0, mu)
 
 

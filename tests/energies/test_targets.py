@@ -305,7 +305,7 @@ def test_shifted_gaussians_are_apart_by_their_means() -> None:
 
 def test_a_divergence_that_does_not_converge_says_so() -> None:
     mu, target = CLOUDS["weighted"]()
-    with pytest.raises(of.ConvergenceError):
+    with pytest.raises(of.errors.ConvergenceError):
         SinkhornDivergence(target, 1e-3, max_iter=1)(mu)
 
 
@@ -403,7 +403,7 @@ def test_a_kernel_with_parameters_keeps_its_graph() -> None:
 def test_where_kinks_meet_second_derivatives_are_refused() -> None:
     x = torch.tensor([[0.0], [1.0]], dtype=torch.float64, requires_grad=True)
     c = MMD(of.Particles([[1.0], [3.0]]), EnergyKernel()).differential(of.Particles(x))[0]
-    with pytest.raises(of.DerivativeError):
+    with pytest.raises(of.errors.DerivativeError):
         torch.autograd.grad(c.sum(), x)
 
 
@@ -471,4 +471,4 @@ def test_energies_print_their_target() -> None:
 
 def test_a_kernel_is_an_instance() -> None:
     with pytest.raises(of.InputError, match="call it"):
-        of.MMD(of.Particles([[0.0]]), of.EnergyKernel)  # type: ignore[arg-type]
+        of.MMD(of.Particles([[0.0]]), of.transport.EnergyKernel)  # type: ignore[arg-type]

@@ -317,7 +317,7 @@ def test_gradients_of_tangents_through_sinkhorn_are_refused_not_wrong() -> None:
     x = torch.tensor([[1.0, 0.0], [0.3, -0.5], [-0.2, 0.8]], dtype=torch.float64, requires_grad=True)
     mu, u = of.Particles(x), of.Tangent([torch.ones_like(x)])
     field = of.SinkhornAttention(np.eye(2), np.eye(2), np.eye(2))
-    with pytest.raises(of.DerivativeError, match="cannot be differentiated"):
+    with pytest.raises(of.errors.DerivativeError, match="cannot be differentiated"):
         field.jvp(0.0, mu, u)
     with torch.no_grad():
         assert field.jvp(0.0, mu, u)[0].isfinite().all()

@@ -453,7 +453,7 @@ def test_a_flow_of_the_projection_runs_and_keeps_the_rank(name: str) -> None:
 
 def test_a_flow_that_leaves_the_domain_keeps_what_it_has() -> None:
     field = of.GaussianProjection(EXP([[1.0]], [[1.0]], [[1.0]]))
-    with pytest.raises(of.FlowError, match=r"\|R\^T A R\|.*limit 1") as caught:
+    with pytest.raises(of.errors.FlowError, match=r"\|R\^T A R\|.*limit 1") as caught:
         of.flow(of.Gaussian([0.0], root=[[0.7]]), field, of.Euler(), t1=10.0, dt=0.05)
     assert caught.value.trajectory.final.cov.item() > 0.49
 
@@ -464,7 +464,7 @@ def test_a_law_that_has_left_floating_point_is_refused(kind: Any) -> None:
     for bad in (np.inf, np.nan):
         with pytest.raises(of.InputError):
             of.GaussianProjection(kind(*matrices(159, 2)))(0.0, mu.at([mu.mean, bad * mu.root]))
-        with pytest.raises(of.NotFiniteError):
+        with pytest.raises(of.errors.NotFiniteError):
             of.GaussianProjection(of.Perceptron(np.eye(2), np.eye(2)))(0.0, mu.at([mu.mean, bad * mu.root]))
 
 

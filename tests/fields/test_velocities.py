@@ -467,7 +467,7 @@ def test_unnormalised_attention_that_overflows_raises_with_what_came_out() -> No
     eye, mu = np.eye(2), of.Particles([[100.0, 0.0], [0.0, 1.0]])
     field = of.UnnormalisedAttention(eye, eye, eye)
     for call in (lambda: field(0.0, mu)[0], lambda: field.at(0.0, mu, mu.x)):
-        with pytest.raises(of.NotFiniteError, match=r"UnnormalisedAttention.*not finite.*rescale"):
+        with pytest.raises(of.errors.NotFiniteError, match=r"UnnormalisedAttention.*not finite.*rescale"):
             call()
 
 

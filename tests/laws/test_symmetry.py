@@ -47,7 +47,7 @@ def test_a_flow_does_not_care_about_it_either(stepper: str) -> None:
 
 @pytest.mark.parametrize("space", [of.Euclidean(), of.Sphere()], ids=repr)
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention_turns_with_its_tokens(kind: str, space: of.Space) -> None:
+def test_attention_turns_with_its_tokens(kind: str, space: of.measures.Space) -> None:
     """With Q O^T, K O^T and O V O^T in the place of Q, K and V, the velocity at O x is O v(x)."""
     Q, K, V = zoo.QKV(30)
     x = torch.from_numpy(zoo.unit(6, 3))

@@ -24,7 +24,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.as_tensor(np.random.default_rng(seed).standard_normal(shape))
 
 
-def cloud(n: int = 4, space: of.Space | None = None, batch: tuple[int, ...] = ()) -> of.Particles:
+def cloud(n: int = 4, space: of.measures.Space | None = None, batch: tuple[int, ...] = ()) -> of.Particles:
     x, w = normal(*batch, n, 2 if space is None else 3), torch.softmax(normal(n, seed=1), -1)
     return of.Particles(x if space is None else x / x.norm(dim=-1, keepdim=True), w, space=space)
 
@@ -76,7 +76,7 @@ def test_actions_take_batches_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("space", [None, of.Sphere()])
-def test_the_full_action_has_derivatives(space: of.Space | None) -> None:
+def test_the_full_action_has_derivatives(space: of.measures.Space | None) -> None:
     mu = cloud(space=space)
     metric = Twisted(Partition(0.3 * torch.eye(mu.d, dtype=mu.dtype)), frozen=False)
     u = mu.tangent(of.Tangent([0.3 * normal(4, mu.d, seed=2)]))[0].requires_grad_()

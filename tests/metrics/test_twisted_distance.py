@@ -364,7 +364,7 @@ WEIGHTS: dict[str, Callable[[], Callable[[of.Measure, Tensor], Tensor]]] = {
 @pytest.mark.parametrize("sphere", [False, True])
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_the_last_bit_of_single_precision_does_not_decide_how_a_search_ends(name: str, sphere: bool) -> None:
-    space: of.Space = of.Sphere() if sphere else of.Euclidean()
+    space: of.measures.Space = of.Sphere() if sphere else of.Euclidean()
     for seed in range(4):
         pair = (normal(5, 2, seed=seed), normal(4, 2, seed=100 + seed))
         xs = [x / np.linalg.norm(x, axis=-1, keepdims=True) if sphere else 0.5 * x for x in pair]

@@ -71,7 +71,7 @@ def test_pairs_are_joined_by_straight_lines_of_roots() -> None:
     mu, nu = runs.pairs(4)
     for t in (0.3, 0.8):
         R = mu.root + t * (nu.root - mu.root)
-        torch.testing.assert_close(R @ R.mT, of.bures_geodesic(mu, nu, t).cov, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(R @ R.mT, of.transport.bures_geodesic(mu, nu, t).cov, rtol=1e-9, atol=1e-9)
 
 
 def test_curvatures_are_second_derivatives_of_the_closed_form() -> None:

@@ -521,7 +521,7 @@ def test_more_atoms_than_points_are_refused_and_a_double_point_cannot_be_cut() -
     nu = on_sphere(np.eye(3))
     with pytest.raises(of.InputError, match="its source has 2 points"):
         it.interpolate([two], [nu])
-    with pytest.raises(of.ConvergenceError, match="too few distinct points") as caught:
+    with pytest.raises(of.errors.ConvergenceError, match="too few distinct points") as caught:
         it.interpolate([two], [on_sphere(np.eye(3)[:2])])
     assert isinstance(caught.value.result, it.Path)
     assert caught.value.result.status == "uncertified"  # a part of a path, on which nothing was measured

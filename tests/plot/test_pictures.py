@@ -34,7 +34,9 @@ def axes(*, spatial: bool = False) -> Axes:
     return ax
 
 
-def cloud(n: int = 5, d: int = 2, space: of.Space | None = None, **options: np.ndarray) -> of.Particles:
+def cloud(
+    n: int = 5, d: int = 2, space: of.measures.Space | None = None, **options: np.ndarray
+) -> of.Particles:
     x = np.random.default_rng(n + d).normal(size=(n, d))
     if isinstance(space, of.Sphere):
         x /= np.linalg.norm(x, axis=1, keepdims=True)

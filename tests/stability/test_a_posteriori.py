@@ -41,7 +41,7 @@ def test_what_an_earlier_layer_moves_between_two_save_times_counts(mirrored: boo
     field = push + of.SoftmaxAttention([[5.0]], ONE, layers(looks, edges))
     mu0 = of.Particles(np.array([[-0.05], [0.0], [0.05]]) * (math.exp(3) if mirrored else 1))
     run = of.flow(mu0, field, of.RK4(), t1=1.0, dt=0.002, save_at=[0.0, 1.0])
-    bound = of.a_posteriori(run, field, size=1e-7).log_C[-1]
+    bound = of.stability.a_posteriori(run, field, size=1e-7).log_C[-1]
     truth = of.stability.singular_values(mu0, field, of.RK4(), t1=1.0, dt=0.002).values.log()
     assert float(truth.max()) <= float(bound)
 
@@ -55,7 +55,7 @@ def test_blocks_that_share_weights_have_their_own_constants() -> None:
     found = of.ladder(mu0, field, t1=0.36, steps=200)
     assert float(found.rungs["adversary"]) > 0.3
     assert found.holds(1e-9)
-    reach = of.a_priori(blocks, mu0=mu0, t1=1.0).radius[-1]
+    reach = of.stability.a_priori(blocks, mu0=mu0, t1=1.0).radius[-1]
     assert float(reach) == pytest.approx(1 + 100, rel=1e-3)
 
 
@@ -83,5 +83,7 @@ def test_tokens_of_unequal_weight_may_be_split_and_reach_covers_it() -> None:
     a, b = (of.flow(one, field, of.RK4(), t1=0.1, dt=1e-3) for one in (mu, nu))
     start = of.wasserstein(mu, nu)
     grown = (of.wasserstein(a.final, b.final) / start).log()
-    assert float(of.a_posteriori(a, field, size=start).log_C[-1]) < float(grown)  # as its docstring says
-    assert float(grown) <= float(of.a_posteriori(a, field, size=start, reach=2 * far).log_C[-1])
+    assert float(of.stability.a_posteriori(a, field, size=start).log_C[-1]) < float(
+        grown
+    )  # as its docstring says
+    assert float(grown) <= float(of.stability.a_posteriori(a, field, size=start, reach=2 * far).log_C[-1])

@@ -58,7 +58,7 @@ def slack(ratios: Tensor, lam: float, tau: float) -> float:
     return float((ratios * (1 + lam * tau) ** k).max())
 
 
-def flow_slack(found: of.Coupled, lam: float) -> float:
+def flow_slack(found: of.stability.Coupled, lam: float) -> float:
     """The largest exp(lambda t) times the ratio."""
     t = found.ts.reshape(-1, *[1] * (found.ratios.ndim - 1))
     return float((found.ratios * torch.exp(lam * t)).max())
@@ -157,7 +157,7 @@ def test_clouds_with_other_means_need_not_contract_under_attraction() -> None:
 
 def test_a_step_beyond_convexity_is_refused() -> None:
     mu, nu = clouds(centred=False, weighted=False)
-    with pytest.raises(of.FlowError):
+    with pytest.raises(of.errors.FlowError):
         jko(mu, nu, of.QuadraticPotential(turned(-0.7, 1.0)), 2.0)
 
 

@@ -147,11 +147,11 @@ def test_both_runs_see_the_same_noise(kind: Any, rng: Any) -> None:
 
 def test_a_given_path_is_used_and_left_alone() -> None:
     mu, nu = pair()
-    path = of.BrownianPath(5, (5, 2))
+    path = of.dynamics.BrownianPath(5, (5, 2))
     noise = of.IndependentNoise(0.4, path=path)
     run = coupled(mu, nu, DECAY, of.Euler(), **RUN, noise=noise)
     alone = of.flow(
-        nu, DECAY, of.Euler(), **RUN, noise=of.IndependentNoise(0.4, path=of.BrownianPath(5, (5, 2)))
+        nu, DECAY, of.Euler(), **RUN, noise=of.IndependentNoise(0.4, path=of.dynamics.BrownianPath(5, (5, 2)))
     )
     assert torch.equal(run.nu.final.coords[0], alone.final.coords[0])
     assert noise.path is path

@@ -247,6 +247,6 @@ def test_a_run_that_the_field_did_not_make_has_no_bound() -> None:
     other = of.flow(mu0, of.SoftmaxAttention(EYE, EYE, 3 * EYE), of.RK4(), t1=1.0, dt=0.02)
     for run in (noisy, other):
         with pytest.raises(of.InputError, match="the field cannot move it by more than"):
-            of.a_posteriori(run, field, size=1e-3)
+            of.stability.a_posteriori(run, field, size=1e-3)
     with pytest.raises(of.InputError, match="one per member is needed"):
-        of.a_posteriori(of.flow(mu0, field, of.RK4(), t1=1.0, dt=0.02), field, size=[1.0, 2.0])
+        of.stability.a_posteriori(of.flow(mu0, field, of.RK4(), t1=1.0, dt=0.02), field, size=[1.0, 2.0])

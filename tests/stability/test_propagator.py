@@ -219,7 +219,7 @@ def test_exponents_are_rates_per_time() -> None:
 
 def test_stopping_early_is_an_error_that_keeps_an_honest_residual() -> None:
     mu, field = large()
-    with pytest.raises(of.ConvergenceError, match="relative residual") as caught:
+    with pytest.raises(of.errors.ConvergenceError, match="relative residual") as caught:
         singular_values(mu, field, of.RK4(), **RUN, max_iter=2, tol=1e-9)
     found = caught.value.result
     assert found.status == "max_iter"
@@ -254,13 +254,13 @@ def test_adaptive_steppers_are_refused() -> None:
 
 def test_steppers_without_derivative_say_so() -> None:
     pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
-    with pytest.raises(of.DerivativeError, match="JKO"):
+    with pytest.raises(of.errors.DerivativeError, match="JKO"):
         Propagator(of.Particles([[1.0]]), pull, of.JKO(), t1=1.0, dt=0.5)
 
 
 def test_a_run_that_blows_up_has_no_flow_map() -> None:
     mu = of.Particles([[[0.1]], [[0.9]]])
-    with pytest.raises(of.FlowError, match="1 of 2 members") as caught:
+    with pytest.raises(of.errors.FlowError, match="1 of 2 members") as caught:
         Propagator(mu, Given(lambda t, x: x**3), of.RK4(), t1=1.3, dt=0.05)
     assert caught.value.trajectory.status.tolist() == ["ok", "blow_up"]
 
@@ -287,7 +287,7 @@ def test_more_values_than_coordinates_are_refused() -> None:
 
 
 def test_inference_mode_is_refused() -> None:
-    with torch.inference_mode(), pytest.raises(of.DerivativeError, match="inference_mode"):
+    with torch.inference_mode(), pytest.raises(of.errors.DerivativeError, match="inference_mode"):
         made("plain")
 
 

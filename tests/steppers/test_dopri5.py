@@ -279,7 +279,7 @@ def test_a_batch_of_fixed_step_freezes_the_member_that_blew_up() -> None:
 
 def test_a_field_that_ends_in_nan_stalls_and_says_where() -> None:
     field = Given(lambda t, x: x * torch.sqrt(1.5 - t))
-    with pytest.raises(of.FlowError, match="stalled") as caught:
+    with pytest.raises(of.errors.FlowError, match="stalled") as caught:
         of.flow(of.Particles([[1.0]]), field, of.Dopri5(), t1=2.0)
     traj = caught.value.trajectory
     assert traj.status == "stalled"

@@ -270,7 +270,7 @@ def test_a_thousand_problems_are_one() -> None:
 
 
 def twisted(frozen: bool) -> of.Twisted:
-    return of.Twisted(of.Partition(zoo.spd()), frozen=frozen)
+    return of.Twisted(of.metrics.Partition(zoo.spd()), frozen=frozen)
 
 
 @pytest.mark.thorough
@@ -309,7 +309,7 @@ def test_a_step_that_is_not_convex_says_so() -> None:
     move = of.jko_step(mu, hill, 2.0, on_failure="return")
     assert move.status == "uncertified"
     assert float(move.concavity) == pytest.approx(2.0, rel=1e-4)
-    with pytest.raises(of.ConvergenceError, match="saddle"):
+    with pytest.raises(of.errors.ConvergenceError, match="saddle"):
         of.jko_step(mu, hill, 2.0)
 
 
@@ -324,12 +324,12 @@ def test_an_inner_solve_that_runs_out_of_iterations_ends_the_run() -> None:
     traj = of.flow(of.Particles(normal(9, 2)), field, of.JKO(max_iter=1), t1=1.0, dt=1.0, on_failure="return")
     assert traj.status == "max_iter"
     assert torch.equal(traj.final.x, traj.measures[0].x)
-    with pytest.raises(of.FlowError, match="relative residual"):
+    with pytest.raises(of.errors.FlowError, match="relative residual"):
         of.flow(of.Particles(normal(9, 2)), field, of.JKO(max_iter=1), t1=1.0, dt=1.0)
 
 
 def test_particles_on_top_of_each_other_are_named_as_the_trouble() -> None:
-    with pytest.raises(of.ConvergenceError, match="coincide"):
+    with pytest.raises(of.errors.ConvergenceError, match="coincide"):
         of.jko_step(of.Particles(np.zeros((3, 2))), of.Interaction(log_gas, diagonal=False), 0.1)
 
 
@@ -415,13 +415,13 @@ def test_the_entropy_of_a_cloud_is_refused() -> None:
 
 def test_a_bound_on_the_density_has_no_differential() -> None:
     for mu in (of.Gaussian([0.0], root=[[1.0]]), of.Grid(np.ones(4), [np.arange(4) / 4 + 0.125])):
-        with pytest.raises(of.DerivativeError, match="density bound"):
+        with pytest.raises(of.errors.DerivativeError, match="density bound"):
             of.SteepestDescent(of.DensityBound(2.0), of.Wasserstein())(0.0, mu)
 
 
 def test_gradients_through_a_step_are_refused() -> None:
     x = torch.tensor(normal(4, 2), requires_grad=True)
-    with pytest.raises(of.DerivativeError, match="JKO"):
+    with pytest.raises(of.errors.DerivativeError, match="JKO"):
         of.jko_step(of.Particles(x), of.Potential(zoo.harmonic), 0.1)
 
 

@@ -361,7 +361,7 @@ def test_too_few_iterations_are_a_status() -> None:
     traj = of.flow(density(50), field, EntropicJKO(2e-4, max_iter=5), t1=0.1, dt=0.1, on_failure="return")
     assert traj.status == "max_iter"
     assert "after 5 iterations" in traj.message
-    with pytest.raises(of.FlowError, match="max_iter"):
+    with pytest.raises(of.errors.FlowError, match="max_iter"):
         of.flow(density(50), field, EntropicJKO(2e-4, max_iter=5), t1=0.1, dt=0.1)
 
 
@@ -435,7 +435,7 @@ REFUSED: dict[str, tuple[Callable[[], of.Trajectory], type[Exception], str]] = {
         lambda: take(
             density(20).at([density(20).density.requires_grad_()]), Entropy(), EntropicJKO(1e-3), 0.01
         ),
-        of.DerivativeError,
+        of.errors.DerivativeError,
         "no gradients",
     ),
 }

@@ -91,7 +91,7 @@ def test_an_explosion_is_timed() -> None:
 
 def test_gradients_are_refused() -> None:
     mu = of.Gaussian(torch.zeros(1).double(), root=torch.ones(1, 1, dtype=torch.float64, requires_grad=True))
-    with pytest.raises(of.DerivativeError, match="Dopri5"):
+    with pytest.raises(of.errors.DerivativeError, match="Dopri5"):
         of.flow(mu, of.SoftmaxAttention(*[[[1.0]]] * 3), of.Rosenbrock(), t1=0.1)
 
 

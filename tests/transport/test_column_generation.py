@@ -40,7 +40,7 @@ def both_ways(mu: of.Measure, nu: of.Measure, p: float, monkeypatch: pytest.Monk
     return few, solve(mu, nu, p)
 
 
-def check(plan: Plan, mu: of.Measure, nu: of.Measure, space: of.Space | None = None) -> None:
+def check(plan: Plan, mu: of.Measure, nu: of.Measure, space: of.measures.Space | None = None) -> None:
     """Everything that a certified plan claims, computed again."""
     (x, a), (y, b) = mu.nodes(), nu.nodes()
     c = (space or of.Euclidean()).distance(x[:, None], y) ** plan.p
@@ -124,7 +124,7 @@ def test_few_pairs_give_the_same_answer_as_all(
 @pytest.mark.parametrize("p", [1, 2])
 @pytest.mark.parametrize("space", [of.Sphere(), of.Torus(2.0)])
 def test_curved_spaces_have_large_problems_too(
-    space: of.Space, p: float, large: None, monkeypatch: pytest.MonkeyPatch
+    space: of.measures.Space, p: float, large: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, y = (unit(n, 3, seed=n) for n in (150, 120))
     mu, nu = (of.Particles(z % 2.0 if isinstance(space, of.Torus) else z, space=space) for z in (x, y))

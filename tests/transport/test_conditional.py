@@ -267,7 +267,7 @@ def test_the_gradient_at_distance_zero_is_zero_and_the_second_derivative_refused
     (slope,) = torch.autograd.grad(d, x, create_graph=True)
     assert d.item() == 0.0
     assert bool((slope == 0).all())
-    with pytest.raises(of.DerivativeError, match="coincide"):
+    with pytest.raises(of.errors.DerivativeError, match="coincide"):
         torch.autograd.grad(slope.sum(), x)
 
 
@@ -278,7 +278,7 @@ def test_second_derivatives_at_a_kink_are_refused() -> None:
         conditional_wasserstein(of.Particles(x, label=[0, 1]), nu, 1), x, create_graph=True
     )
     assert slope.flatten().tolist() == [0.0, -0.5]
-    with pytest.raises(of.DerivativeError, match="coincide"):
+    with pytest.raises(of.errors.DerivativeError, match="coincide"):
         torch.autograd.grad(slope.sum(), x)
 
 
@@ -359,10 +359,10 @@ def test_plans_that_are_not_certified_are_reported_with_their_values(monkeypatch
     good = relaxed_conditional(mu, nu, [0.1, 1.0])
     d = conditional_wasserstein(mu, nu).item()
     monkeypatch.setattr(network_simplex, "TOL", -1.0)  # nothing is good enough
-    with pytest.raises(of.ConvergenceError, match="certified") as caught:
+    with pytest.raises(of.errors.ConvergenceError, match="certified") as caught:
         conditional_wasserstein(mu, nu)
     assert caught.value.result.item() == pytest.approx(d, rel=1e-9)
-    with pytest.raises(of.ConvergenceError, match="certified") as caught:
+    with pytest.raises(of.errors.ConvergenceError, match="certified") as caught:
         relaxed_conditional(mu, nu, [0.1, 1.0])
     back = relaxed_conditional(mu, nu, [0.1, 1.0], on_failure="return")
     for result in (caught.value.result, back):

@@ -121,7 +121,7 @@ def test_attention_is_the_same_with_every_engine(measure: str, engine: str) -> N
 @pytest.mark.parametrize("engine", OTHERS)
 def test_engines_that_need_more_sweeps_say_so(engine: str) -> None:
     mu, nu = cloud(1, 12), cloud(2, 14)
-    with pytest.raises(of.ConvergenceError, match="max_iter") as caught:
+    with pytest.raises(of.errors.ConvergenceError, match="max_iter") as caught:
         sinkhorn(mu, nu, 0.01, engine=OTHERS[engine], max_iter=50)
     plan = caught.value.result
     assert plan.status == "max_iter"
@@ -173,9 +173,9 @@ LIES: dict[str, Callable[[AbsorbedKernel], Tensor]] = {
 def test_a_lying_engine_is_caught(name: str, how: str) -> None:
     mu, nu, liar = cloud(1, 9), cloud(2, 14), Liar(LIES[name])
     with regime(how):
-        with pytest.raises((of.ConvergenceError, of.NotFiniteError)):
+        with pytest.raises((of.errors.ConvergenceError, of.errors.NotFiniteError)):
             sinkhorn(mu, nu, 0.1, engine=liar)
-        with pytest.raises((of.ConvergenceError, of.NotFiniteError)):
+        with pytest.raises((of.errors.ConvergenceError, of.errors.NotFiniteError)):
             sinkhorn_divergence(mu, nu, 0.1, engine=liar)
         plan = sinkhorn(mu, nu, 0.1, engine=liar, on_failure="return")
     assert plan.status != "ok"
@@ -184,7 +184,7 @@ def test_a_lying_engine_is_caught(name: str, how: str) -> None:
 
 def test_attention_catches_a_lying_engine_too() -> None:
     mu, (Q, K, V) = zoo.MEASURES["weighted"](), zoo.QKV(4)
-    with pytest.raises(of.ConvergenceError, match="Sinkhorn"):
+    with pytest.raises(of.errors.ConvergenceError, match="Sinkhorn"):
         of.SinkhornAttention(Q, K, V, engine=Liar(LIES["noise"]))(0.0, mu)
 
 

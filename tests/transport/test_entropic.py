@@ -542,7 +542,7 @@ def test_convergence_is_not_claimed_where_no_digit_is_left_to_see_it(seed: int, 
 @pytest.mark.parametrize("max_iter", [1, 2, 5, 20])
 def test_too_few_sweeps_raise_with_the_plan(max_iter: int) -> None:
     case = Case(cloud(1, 20), cloud(2, 25), squares, eps=1e-3)
-    with pytest.raises(of.ConvergenceError, match=r"marginal error .* on_failure") as caught:
+    with pytest.raises(of.errors.ConvergenceError, match=r"marginal error .* on_failure") as caught:
         case.solve(max_iter=max_iter)
     plan, back = caught.value.result, case.solve(max_iter=max_iter, on_failure="return")
     assert isinstance(plan, EntropicPlan)
@@ -555,7 +555,7 @@ def test_too_few_sweeps_raise_with_the_plan(max_iter: int) -> None:
 
 
 def test_a_failure_survives_pickling() -> None:
-    with pytest.raises(of.ConvergenceError) as caught:
+    with pytest.raises(of.errors.ConvergenceError) as caught:
         sinkhorn(cloud(1, 20), cloud(2, 25), 1e-3, max_iter=2)
     back = pickle.loads(pickle.dumps(caught.value))
     assert torch.equal(back.result.g, caught.value.result.g)

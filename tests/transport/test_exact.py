@@ -215,7 +215,7 @@ def test_curved_spaces_agree_with_pot_on_their_own_costs(name: str, p: float, d:
     x, y = (rng.standard_normal((n, d + (name == "sphere"))) for n in (12, 17))
     if name == "sphere":
         x, y = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (x, y))
-        space: of.Space = of.Sphere()
+        space: of.measures.Space = of.Sphere()
         D = sphere_costs(x, y)
     else:
         x, y, space = x % 2.0, y % 2.0, of.Torus(2.0)
@@ -378,12 +378,12 @@ def test_too_few_pivots_are_a_failure_and_not_a_value(monkeypatch: pytest.Monkey
     rng = np.random.default_rng(12)
     mu, nu = of.Particles(rng.random((50, 2))), of.Particles(rng.random((50, 2)))
     monkeypatch.setattr(network_simplex, "PIVOTS", 1)
-    with pytest.raises(of.ConvergenceError, match="not certified") as caught:
+    with pytest.raises(of.errors.ConvergenceError, match="not certified") as caught:
         solve(mu, nu)
     assert isinstance(caught.value.result, Plan)
     assert caught.value.result.status == "max_iter"
     assert solve(mu, nu, on_failure="return").status == "max_iter"
-    with pytest.raises(of.ConvergenceError):
+    with pytest.raises(of.errors.ConvergenceError):
         wasserstein(mu, nu)
 
 
@@ -405,7 +405,7 @@ def test_a_solver_that_lies_is_not_believed(monkeypatch: pytest.MonkeyPatch, blu
     mu, nu = of.Particles(rng.random((2, 20, 2))), of.Particles(rng.random((20, 2)))
     plan = solve(mu, nu, on_failure="return")
     assert plan.status.tolist() == ["uncertified", "uncertified"]
-    with pytest.raises(of.ConvergenceError, match="2 of 2"):
+    with pytest.raises(of.errors.ConvergenceError, match="2 of 2"):
         solve(mu, nu)
 
 

@@ -146,7 +146,7 @@ def test_wrong_kernels_are_refused() -> None:
         GaussianKernel(0.0)
     with pytest.raises(of.InputError, match="scale"):
         LaplaceKernel(-1.0)
-    with pytest.raises(of.NotFiniteError, match="not finite"):
+    with pytest.raises(of.errors.NotFiniteError, match="not finite"):
         mmd(mu, nu, lambda x, y: -(x - y).square().sum(-1).log())
     with pytest.raises(of.InputError, match="atoms"):
         mmd(of.Gaussian([0.0], root=[[1.0]]), of.Gaussian([0.0], root=[[1.0]]), EnergyKernel())
@@ -235,7 +235,7 @@ def test_the_gradient_at_discrepancy_zero_is_zero() -> None:
         d = mmd(of.Particles(x), of.Particles(x.detach()), kernel)
         (slope,) = torch.autograd.grad(d, x, create_graph=True)
         assert bool((slope == 0).all())
-        with pytest.raises(of.DerivativeError, match="coincide"):
+        with pytest.raises(of.errors.DerivativeError, match="coincide"):
             torch.autograd.grad(slope.sum(), x)
 
 
@@ -247,7 +247,7 @@ def test_second_derivatives_at_a_kink_are_refused() -> None:
         if name == "gaussian":
             torch.autograd.grad(slope.sum(), x)
         else:
-            with pytest.raises(of.DerivativeError, match="coincide"):
+            with pytest.raises(of.errors.DerivativeError, match="coincide"):
                 torch.autograd.grad(slope.sum(), x)
 
 
@@ -263,9 +263,9 @@ def test_second_derivatives_are_refused_where_atoms_of_one_measure_coincide(name
         )
         return torch.autograd.grad(slope.sum(), z)[0]
 
-    with pytest.raises(of.DerivativeError, match="coincide"):
+    with pytest.raises(of.errors.DerivativeError, match="coincide"):
         curvature(x)
-    with pytest.raises(of.DerivativeError, match="coincide"):
+    with pytest.raises(of.errors.DerivativeError, match="coincide"):
         curvature(np.stack([normal(4, 2, seed=3), x]))
     # an atom without mass is none, and the other measure stands still
     assert bool(torch.isfinite(curvature(x, [0.5, 0.25, 0.25, 0.0])).all())

@@ -271,7 +271,7 @@ def test_the_mean_law_integrates_to_a_matrix_exponential() -> None:
 
 def test_a_tolerance_out_of_reach_raises_with_the_velocity() -> None:
     mu, (Q, K, V) = zoo.MEASURES["weighted"](), zoo.QKV(4)
-    with pytest.raises(of.ConvergenceError, match=r"tol = 1\.00e-13.*max_iter") as caught:
+    with pytest.raises(of.errors.ConvergenceError, match=r"tol = 1\.00e-13.*max_iter") as caught:
         of.SinkhornAttention(Q, K, V, eps=3.0, tol=1e-13, max_iter=5)(0.0, mu)
     good = of.SinkhornAttention(Q, K, V, eps=3.0, tol=1e-13)(0.0, mu)
     error = float((caught.value.result[0] - good[0]).abs().max())
@@ -303,15 +303,15 @@ def test_a_missed_tolerance_is_heard_through_sums_and_heads(where: str) -> None:
         "in a sum": softmax + 0.5 * sinkhorn,
         "in a head": of.MultiHead([softmax, sinkhorn]),
     }[where]
-    with pytest.raises(of.ConvergenceError, match="Sinkhorn"):
+    with pytest.raises(of.errors.ConvergenceError, match="Sinkhorn"):
         field(0.0, mu)
-    with pytest.raises(of.ConvergenceError, match="Sinkhorn"):
+    with pytest.raises(of.errors.ConvergenceError, match="Sinkhorn"):
         field.at(0.0, mu, mu.x)
 
 
 def test_a_flow_that_misses_its_tolerance_raises_with_what_it_has() -> None:
     mu, field = zoo.MEASURES["weighted"](), of.SinkhornAttention(*zoo.QKV(4), max_iter=1)
-    with pytest.raises(of.FlowError, match="max_iter") as caught:
+    with pytest.raises(of.errors.FlowError, match="max_iter") as caught:
         of.flow(mu, field, of.RK4(), t1=1.0, dt=0.1)
     assert caught.value.trajectory.status == "max_iter"
     assert len(caught.value.trajectory) >= 1

@@ -155,14 +155,20 @@ def test_derivatives_in_points_and_weights_together_are_right_and_mixed_second_o
     inputs = points(5, seed=7), points(5, 2, seed=8), points(4, 2, seed=9)
     assert gradcheck(whole, inputs, check_forward_ad=True)
     (slope,) = torch.autograd.grad(whole(*inputs), inputs[0], create_graph=True)
-    with pytest.raises(of.DerivativeError, match="weights and points together"):
+    with pytest.raises(of.errors.DerivativeError, match="weights and points together"):
         torch.autograd.grad(slope[0], inputs[1])
-    with pytest.raises(of.DerivativeError, match="weights and points together"):
+    with pytest.raises(of.errors.DerivativeError, match="weights and points together"):
         torch.autograd.grad(whole(*inputs), inputs[1], create_graph=True)
     u, x, y = (z.detach() for z in inputs)
-    with forward_ad.dual_level(), pytest.raises(of.DerivativeError, match="weights and points together"):
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(of.errors.DerivativeError, match="weights and points together"),
+    ):
         whole(forward_ad.make_dual(u, torch.ones_like(u)), x.requires_grad_(), y)
-    with forward_ad.dual_level(), pytest.raises(of.DerivativeError, match="weights and points together"):
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(of.errors.DerivativeError, match="weights and points together"),
+    ):
         whole(u.requires_grad_(), forward_ad.make_dual(x.detach(), torch.ones_like(x)), y)
 
 
@@ -183,7 +189,7 @@ def test_atoms_that_stay_have_slope_zero_and_no_second_derivative_below_order_tw
     (grad,) = torch.autograd.grad(wasserstein(of.Particles(x), of.Particles(y), p), x, create_graph=True)
     assert grad[0].tolist() == [0, 0]
     assert torch.isfinite(grad).all()
-    with pytest.raises(of.DerivativeError, match="coincide"):
+    with pytest.raises(of.errors.DerivativeError, match="coincide"):
         torch.autograd.grad(grad.square().sum(), x)
 
 

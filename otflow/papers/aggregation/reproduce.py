@@ -101,7 +101,7 @@ def _ring_claims(ring: Descent) -> list[Claim]:
             1e-4, second[-1]
         ),
         DISSIPATION("ring: the energy-dissipation identity is met with the order 2 in tau").within(
-            1.7, 2.3, of.balance_order(balances)
+            1.7, 2.3, of.dynamics.balance_order(balances)
         ),
     ]
 

@@ -111,7 +111,7 @@ def descend(mu: of.Measure, energy: of.Energy, plan: Plan) -> Descent:
     return Descent(energy, torch.tensor(t, dtype=torch.float64), clouds, taus, certificates)
 
 
-def against_explicit(mu: of.Measure, tau: float) -> tuple[float, float, of.EnergyBalance]:
+def against_explicit(mu: of.Measure, tau: float) -> tuple[float, float, of.dynamics.EnergyBalance]:
     """JKO on the quartic kernel and its extrapolation against Dormand and Prince's method at t = 1/4.
 
     Root mean squares over particles, and what JKO loses and dissipates.

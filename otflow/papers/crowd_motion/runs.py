@@ -165,7 +165,7 @@ def on_line(n: int) -> CrowdOnLine:
     >>> on_line(20).projected.shape
     (25, 21)
     """
-    levels = of.graded_levels(n, grading=1.0)
+    levels = of.measures.graded_levels(n, grading=1.0)
     s = levels.numpy()
     mu = of.Quantiles(2.5 * np.sign(s - 0.5) * np.abs(2 * s - 1) ** 0.5 + 0.3 * s + 0.4, levels)
     energy = of.Potential(bowl) + of.DensityBound(LINE_LIMIT)

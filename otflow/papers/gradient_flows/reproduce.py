@@ -229,7 +229,7 @@ def _run_claims(followed: dict[str, runs.Followed]) -> list[Claim]:
 
 def _balance_claims(followed: dict[str, runs.Followed]) -> list[Claim]:
     """The energy-dissipation identity tells metrics apart."""
-    orders = {name: of.balance_order(f.balances()[-2:]) for name, f in followed.items()}
+    orders = {name: of.dynamics.balance_order(f.balances()[-2:]) for name, f in followed.items()}
     words = "what JKO leaves of the energy-dissipation identity is of second order (slope)"
     (_, twisted, _), exact, *_ = followed["softmax"]
     plain = of.SteepestDescent(twisted.energy, of.Wasserstein())

@@ -81,7 +81,7 @@ def asymmetries() -> dict[str, float]:
     True
     """
     mu, masked, A, K = cloud(), cloud(labelled=True), 2 * MIXED, OTHER
-    Z, before = of.Partition(A), torch.ones(N, N, dtype=torch.float64).tril()
+    Z, before = of.metrics.Partition(A), torch.ones(N, N, dtype=torch.float64).tril()
     fields = {name: make(A, EYE, -A) for name, make in KINDS.items()}
     causal = of.SoftmaxAttention(A, EYE, -A, causal=True)
 
@@ -155,7 +155,7 @@ class Followed(NamedTuple):
             for G in (run.observed["F"] for run in self.runs[scheme].values())
         )
 
-    def balances(self) -> list[of.EnergyBalance]:
+    def balances(self) -> list[of.dynamics.EnergyBalance]:
         """Of the JKO runs, from the longest step to the shortest."""
         return [of.energy_balance(run, self.case.descent) for run in self.runs["JKO"].values()]
 
@@ -170,7 +170,7 @@ def to_follow() -> dict[str, DescentCase]:
     """
     A, mu, nu = DEFINITE, cloud(), law()
     fields = {name: make(A, EYE, -A) for name, make in KINDS.items()}
-    full = of.SteepestDescent(of.ExponentialInteraction(A), of.Twisted(of.Partition(A), frozen=False))
+    full = of.SteepestDescent(of.ExponentialInteraction(A), of.Twisted(of.metrics.Partition(A), frozen=False))
     return {
         **{name: case(field, mu) for name, field in fields.items()},
         "softmax, weight along the move": DescentCase(fields["softmax"], full, mu),

@@ -79,7 +79,7 @@ def _counted(d: int, N: int, seed: int) -> tuple[int, int, float]:
     targets = unit(rng.standard_normal((N, d)))
     try:
         one, other = (it.interpolate(sources, targets, TOL, shortcuts=s) for s in (True, False))
-    except of.ConvergenceError:
+    except of.errors.ConvergenceError:
         return 0, 0, math.inf
     return len(one.pieces), len(other.pieces), max(one.errors.max(), other.errors.max())
 

@@ -190,7 +190,7 @@ def _both(
         start = [of.Quantiles.from_ppf(partial(ppf, R=1.0), k) for k in (n // 2, n)]
         coarse, fine = (final(mu, energy, length, tau) for mu in start)
         plain[tau] = distance(fine, partial(ppf, R=R))
-        refined[tau] = distance(of.richardson(coarse, fine), partial(ppf, R=R))
+        refined[tau] = distance(of.measures.richardson(coarse, fine), partial(ppf, R=R))
         behind[tau] = abs(R - last) * root_mean_square(partial(ppf, R=1.0))
     meshes = Source(f"{JKO98}; extrapolated from {n // 2} and {n} intervals")
     return (
@@ -205,7 +205,7 @@ def root_mean_square(ppf: Callable[[np.ndarray], Any]) -> float:
     >>> round(root_mean_square(lambda s: 2 * s - 1), 9)  # 1 / sqrt(3)
     0.577350269
     """
-    s, w = gauss_points(of.graded_levels(1000).numpy())
+    s, w = gauss_points(of.measures.graded_levels(1000).numpy())
     return float(np.sqrt((w * np.asarray(ppf(s)) ** 2).sum()))
 
 

@@ -84,7 +84,7 @@ def growth(beta: float, d: int, n: int, kind: str) -> tuple[float, float]:
     """int int |v|^2 Z dmu dt until t = 1 by Simpson's rule, with Z = 1 for USA, and the growth of E."""
     field, E = p.attention(beta, d, normalised=KINDS[kind]), p.energy(beta, d)
     traj = of.flow(p.uniform(n, d, rng=2), field, of.RK4(), t1=1.0, dt=0.01)
-    Z = of.Partition(beta * torch.eye(d, dtype=torch.float64))
+    Z = of.metrics.Partition(beta * torch.eye(d, dtype=torch.float64))
     rate = [
         (field(0.0, mu)[0].square().sum(-1) * (Z(mu, mu.coords[0]) if KINDS[kind] else 1.0)).mean()
         for mu in traj.measures

@@ -179,5 +179,5 @@ def on_line(m: float, name: str, n: int) -> dict[float, float]:
     exact, out = partial(quantile, R=1.5 ** (1 / (m + 1)), m=m), {}
     for tau in LINE_TAUS:
         coarse, fine = (final(mu, energy, 0.5, tau, stepper) for mu in start)
-        out[tau] = distance(of.richardson(coarse, fine), exact)
+        out[tau] = distance(of.measures.richardson(coarse, fine), exact)
     return out

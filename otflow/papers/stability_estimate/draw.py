@@ -16,7 +16,7 @@ INK, FAINT = of.plot.INK, of.plot.FAINT
 RATIO = r"$W_2(\mu_t,\nu_t)\,/\,W_2(\mu_0,\nu_0)$"
 
 
-def ladders(found: Mapping[str, of.Ladder]) -> Any:
+def ladders(found: Mapping[str, of.stability.Ladder]) -> Any:
     """One panel for each kind of attention, all on one scale.
 
     >>> mu0 = of.Particles([[1.0], [-0.5]])

@@ -63,7 +63,7 @@ def run(frame: Frame) -> Result:
     return Result(claims, figures, _data(shown, contraction, parting))
 
 
-def _ladder_claims(name: str, found: of.Ladder) -> list[Claim]:
+def _ladder_claims(name: str, found: of.stability.Ladder) -> list[Claim]:
     """The rungs are in order, and the adversary is good at what it does."""
     observed, worst, after, before = found.rungs.values()
     source, many = MASKED if "masked" in name else PAPER, f"largest of {len(worst)}"
@@ -94,7 +94,7 @@ def _overflow() -> Claim:
 
 
 def _data(
-    shown: dict[str, of.Ladder], contraction: dict[float, Contraction], p: Parting
+    shown: dict[str, of.stability.Ladder], contraction: dict[float, Contraction], p: Parting
 ) -> dict[str, np.ndarray]:
     """Logarithms of the rungs; times and ratios of contractions; what is left of time, and ratios."""
     taus = {tau: f"tau_{tau:g}".replace(".", "p") if tau else "flow" for tau in contraction}

@@ -27,7 +27,7 @@ FINE = of.Dopri5(1e-10, 1e-12)
 Array = np.ndarray[Any, Any]
 
 
-def ladder(name: str, batch: tuple[int, ...], *, n: int, seed: int, steps: int) -> of.Ladder:
+def ladder(name: str, batch: tuple[int, ...], *, n: int, seed: int, steps: int) -> of.stability.Ladder:
     """Of random fields and clouds of n tokens in the plane, one for each member of the batch."""
     rng = np.random.default_rng(seed)
     field, mu0 = FIELDS[name](batch, 2, rng), cloud(batch, n, 2, rng, labelled="masked" in name)

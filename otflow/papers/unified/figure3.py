@@ -60,7 +60,7 @@ class RankRun(NamedTuple):
 
     key: tuple[str, int, int]
     panel: Panel
-    limit: of.Limit
+    limit: of.dynamics.Limit
     euler: Outcome
 
     @property

@@ -88,7 +88,7 @@ class Panel:
         """S -> B, the velocity x -> Bx of this attention on N(0, S)."""
         return self.kind.rate(self)
 
-    def limit(self, **options: Any) -> of.Limit:
+    def limit(self, **options: Any) -> of.dynamics.Limit:
         """The limits of the flow itself; those that are not found are marked, not an error."""
         return of.limit(self.gaussians(), self.field(), on_failure="return", **options)
 

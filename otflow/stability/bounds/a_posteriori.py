@@ -88,7 +88,7 @@ def a_posteriori(
     >>> I = torch.eye(2, dtype=torch.float64)
     >>> field, mu0 = of.SoftmaxAttention(I, I, -I), of.Particles([[1.0, 0.0], [0.0, 1.0]])
     >>> traj = of.flow(mu0, field, of.RK4(), t1=1.0, dt=0.05)
-    >>> of.a_posteriori(traj, field)
+    >>> of.stability.a_posteriori(traj, field)
     APosteriori(p=2, log C(1) = 1.53956, a priori 1.40489e+06)
     """
     mu0, p = _admit(traj), exponent(p)

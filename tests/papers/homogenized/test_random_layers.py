@@ -322,7 +322,7 @@ def test_the_weak_error_halves_with_the_step_of_the_clock() -> None:
 @pytest.mark.slow
 def test_paths_refine_and_runs_repeat() -> None:
     x, law = of.Particles(cloud(3, 4), space=of.Sphere()), hom.GaussianWeights(4)
-    path = of.BrownianPath(0, (3, 4))
+    path = of.dynamics.BrownianPath(0, (3, 4))
     field = hom.ExpectedAttention(law, 0.0, rng=0)
 
     def end(dt: float) -> Tensor:

@@ -129,7 +129,7 @@ def test_the_balance_of_energy_and_dissipation_closes(normalised: bool) -> None:
     """As steepest descent of -E: in W2 for USA, in the metric weighed by the partition function for SA."""
     beta, d = 1.5, 3
     A = beta * eye(d)
-    metric = of.Twisted(of.Partition(A)) if normalised else of.Wasserstein()
+    metric = of.Twisted(of.metrics.Partition(A)) if normalised else of.Wasserstein()
     descent = of.SteepestDescent(-1.0 * perspective.energy(beta, d), metric)
     field = perspective.attention(beta, d, normalised=normalised)
     mu = perspective.uniform(10, d, rng=RNG(8))
