@@ -36,6 +36,7 @@ def mean(mu: Measure) -> Tensor:
     On a sphere this is the mean in the ambient space, whose norm says how far the tokens agree; a torus
     has none. A density on a grid counts as atoms in the centres of its cells.
 
+    >>> from otflow.observables import mean
     >>> import otflow as of
     >>> mean(of.Particles([[0.0], [4.0]], w=[0.25, 0.75]))
     tensor([3.], dtype=torch.float64)
@@ -49,6 +50,7 @@ def mean(mu: Measure) -> Tensor:
 def covariance(mu: Measure) -> Tensor:
     """S = int (x - m)(x - m)^T dmu(x), shape (*batch, d, d): divided by the mass, not by n - 1.
 
+    >>> from otflow.observables import covariance
     >>> import otflow as of
     >>> covariance(of.Particles([[0.0, 0.0], [4.0, 2.0]]))
     tensor([[4., 2.],
@@ -64,6 +66,7 @@ def covariance(mu: Measure) -> Tensor:
 def second_moment(mu: Measure) -> Tensor:
     """int |x|^2 dmu(x) = |m|^2 + tr S, shape (*batch,).
 
+    >>> from otflow.observables import second_moment
     >>> import otflow as of
     >>> second_moment(of.Gaussian([3.0, 0.0], root=[[2.0, 0.0], [0.0, 1.0]])).item()
     14.0
@@ -82,6 +85,7 @@ def effective_rank(mu: Measure) -> Tensor:
     changes nothing while squares of positions stay within floating point. Reference: Roy and Vetterli
     2007, "The effective rank", for S.
 
+    >>> from otflow.observables import effective_rank
     >>> import otflow as of
     >>> effective_rank(of.Particles([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])).item()
     2.0
@@ -120,6 +124,7 @@ def _linear_nodes(mu: Measure) -> tuple[Tensor, Tensor]:
 def radius(mu: Measure) -> Tensor:
     """max |x_i| over the atoms with mass, shape (*batch,).
 
+    >>> from otflow.observables import radius
     >>> import otflow as of
     >>> radius(of.Particles([[3.0, 4.0], [30.0, 40.0]], w=[1.0, 0.0])).item()
     5.0
@@ -133,6 +138,7 @@ def diameter(mu: Measure) -> Tensor:
 
     Takes O(n^2) time and O(n) memory; the gradient is that of one farthest pair.
 
+    >>> from otflow.observables import diameter
     >>> import otflow as of
     >>> diameter(of.Particles([[0.1], [0.5], [0.9]], space=of.Torus(1.0))).item()
     0.4
@@ -157,6 +163,7 @@ def cluster_count(mu: Measure, tol: float) -> Tensor:
     ``tol`` is an absolute distance, in the units of the tokens and geodesic on spheres and tori; atoms
     without mass neither count nor connect. Takes about log n sweeps of O(n^2) time, and O(n) memory.
 
+    >>> from otflow.observables import cluster_count
     >>> import otflow as of
     >>> cluster_count(of.Particles([[0.0], [1.0], [2.0], [9.0]]), tol=1.5).item()
     2
@@ -215,6 +222,7 @@ def dissipation(mu: Measure, field: VelocityField, t: float | Tensor) -> Tensor:
     In the metric of the field if that is a `SteepestDescent`, where it is the rate -dF/dt at which the
     energy falls; else int |v|^2 dmu (also for sums of fields, which have no metric of their own).
 
+    >>> from otflow.observables import dissipation
     >>> import otflow as of
     >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
     >>> dissipation(of.Particles([[3.0], [5.0]]), pull, 0.0).item()
@@ -228,6 +236,7 @@ def dissipation(mu: Measure, field: VelocityField, t: float | Tensor) -> Tensor:
 def along(traj: Trajectory, f: Callable[[float, Measure], Any]) -> Tensor:
     """f(t, mu_t) at every save time, shape (T, *batch, ...): for what depends on time as well.
 
+    >>> from otflow.observables import along, dissipation
     >>> import otflow as of
     >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
     >>> traj = of.flow(of.Particles([[1.0]]), pull, of.RK4(), t1=1.0, dt=0.5)
@@ -259,6 +268,7 @@ def distances(
     Raises:
         ConvergenceError: at the end, if a distance did not converge; its ``result`` has all values.
 
+    >>> from otflow.observables import distances
     >>> import otflow as of
     >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
     >>> a, b = (of.flow(of.Particles([[x]]), pull, of.RK4(), t1=1.0, dt=0.5) for x in (1.0, 3.0))

@@ -25,13 +25,11 @@ settings.load_profile("otflow")
 # A docstring cannot carry a mark. Those below take more than a second.
 SLOW_DOCTESTS = {
     "otflow.papers.crowd_motion.runs.on_line",
-    "otflow.papers.gradient_flows.draw.infinite_path",
+    "otflow.papers.gradient_flows.runs.infinite_path",
     "otflow.papers.gradient_flows.draw.structure",
     "otflow.papers.homogenized.closed_laws.low_temperature_paths",
-    "otflow.papers.jko.line_oracles.on_line",
     "otflow.papers.jko.runs.brackets",
-    "otflow.papers.stability_estimate.convex.arrays",
-    "otflow.papers.stability_estimate.convex.claims",
+    "otflow.papers.jko.runs.on_line",
 }
 ROOMS = ("tests/papers", "otflow/papers")  # what stands above the library
 
@@ -79,6 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "slow"]
         elif isinstance(item, pytest.DoctestItem) and item.name in SLOW_DOCTESTS:
             item.add_marker("slow")
+        if isinstance(item, pytest.DoctestItem) and item.dtest is not None:
+            item.dtest.globs.clear()  # examples are read alone, so they import what they use
     yield
     if config.getoption("quick"):
         keep(config, items, quick(items))

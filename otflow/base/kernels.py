@@ -74,6 +74,7 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Attention with its normaliser: ``out`` (*batch, n, e) and ``lse`` (*batch, n).
 
+    >>> from otflow.base.kernels import attend
     >>> import torch
     >>> x = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     >>> out, lse = attend(x, x, x)
@@ -92,6 +93,7 @@ def attend(
 def sigmoid_sum(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None) -> Tensor:
     """sum_j sigmoid(<q_i, k_j>) v_j over the keys that query i sees, (*batch, n, e).
 
+    >>> from otflow.base.kernels import sigmoid_sum
     >>> import torch
     >>> sigmoid_sum(torch.zeros(1, 1), torch.zeros(2, 1), torch.tensor([[1.0], [3.0]]))
     tensor([[2.]])

@@ -28,6 +28,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     sums over entries, each of them a whole batch. For that the batch is made the last axis in memory, a
     layout that results inherit and pass on.
 
+    >>> from otflow.base.linalg import product
     >>> import torch
     >>> a = torch.randn(600, 2, 2).double()
     >>> bool(torch.allclose(product(a, a), a @ a))
@@ -57,6 +58,7 @@ def _batch_last(a: Tensor) -> Tensor:
 def ratio(a: Tensor, b: Tensor, where: Tensor | None = None) -> Tensor:
     """a / b where asked for, by default where b > 0, else 0; derivatives, too, are 0 there.
 
+    >>> from otflow.base.linalg import ratio
     >>> import torch
     >>> ratio(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 0.0]))
     tensor([0.5000, 0.0000])
@@ -136,6 +138,7 @@ def sqrtm(s: Tensor) -> Tensor:
 
     Eigenvalues within the rounding of the entries, 4 d eps |v|^T |S| |v| for the eigenvector v, count as 0.
 
+    >>> from otflow.base.linalg import sqrtm
     >>> import torch
     >>> s = torch.eye(2, requires_grad=True)
     >>> sqrtm(s).sum().backward()
@@ -185,6 +188,7 @@ def _contraction_tangent(u: Tensor, wt: Tensor, g: Tensor, rest: Tensor, dn: Ten
 def contraction(n: Tensor) -> Tensor:
     """2N (I + (I + 4 N^T N)^(1/2))^-1, (*batch, r, r): the solution M of M = (I - M M^T) N with |M| < 1.
 
+    >>> from otflow.base.linalg import contraction
     >>> import torch
     >>> contraction(torch.tensor([[1.0]], dtype=torch.float64))
     tensor([[0.6180]], dtype=torch.float64)
@@ -274,6 +278,7 @@ def procrustes(a: Tensor, b: Tensor) -> Tensor:
     Between roots of covariances this is the optimal displacement, and its norm the Bures distance. To
     relative precision if B is near A column by column, else up to the rounding of A and B.
 
+    >>> from otflow.base.linalg import procrustes
     >>> import torch
     >>> a = torch.eye(2, dtype=torch.float64)
     >>> procrustes(a, torch.tensor([[0.0, -3.0], [1.0, 0.0]], dtype=torch.float64))
@@ -287,6 +292,7 @@ def procrustes(a: Tensor, b: Tensor) -> Tensor:
 def displacement(a: Tensor, d: Tensor) -> Tensor:
     """procrustes(A, A + D) for a D of which A + D would lose digits; without derivatives.
 
+    >>> from otflow.base.linalg import displacement
     >>> import torch
     >>> displacement(torch.eye(1, dtype=torch.float64), torch.tensor([[1e-20]], dtype=torch.float64)).item()
     1e-20
@@ -315,6 +321,7 @@ def known(value: Tensor, formula: Tensor) -> Tensor:
     """``value`` with the derivatives of ``formula``: for two expressions of the same number, the first of
     which is accurate and the second easy to differentiate.
 
+    >>> from otflow.base.linalg import known
     >>> import torch
     >>> x = torch.tensor(1e-20, dtype=torch.float64, requires_grad=True)
     >>> known(torch.log1p(x.detach()), torch.log(1 + x)).item()

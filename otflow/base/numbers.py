@@ -30,6 +30,7 @@ def alongside(**named: Any) -> tuple[Tensor, ...]:
 def numbers(**named: Any) -> list[Array]:
     """Numbers that broadcast with each other, in float64, copied and broadcast.
 
+    >>> from otflow.base.numbers import numbers
     >>> [a.tolist() for a in numbers(t=[1, 2], beta=0.5)]
     [[1.0, 2.0], [0.5, 0.5]]
     """

@@ -51,6 +51,7 @@ class Space(ABC):
 class Euclidean(Space):
     """R^d.
 
+    >>> from otflow import Euclidean
     >>> import torch
     >>> Euclidean().distance(torch.zeros(2), torch.tensor([3.0, 4.0]))
     tensor(5.)
@@ -91,6 +92,7 @@ class Sphere(Space):
     stages then see the 0-homogeneous extension x -> v(x/|x|) of the field, an ordinary smooth field
     around the sphere that preserves |x|; projecting u again would break this.
 
+    >>> from otflow import Sphere
     >>> import torch
     >>> x, u = torch.tensor([1.0, 0.0]), torch.tensor([0.0, torch.pi / 2])
     >>> Sphere().exp(x, u).round(decimals=6)
@@ -135,6 +137,7 @@ class Sphere(Space):
 class Torus(Space):
     """The flat torus (R / period Z)^d; positions are kept in [0, period).
 
+    >>> from otflow import Torus
     >>> import torch
     >>> Torus(1.0).distance(torch.tensor([0.1]), torch.tensor([0.9])).round(decimals=6)
     tensor(0.2000)

@@ -20,6 +20,8 @@ def code(status: str) -> int:
 def names(codes: Tensor) -> Any:
     """A string for one problem, an array of strings for a batch.
 
+    >>> import torch
+    >>> from otflow.base.status import names
     >>> names(torch.tensor(2)), names(torch.tensor([0, 7])).tolist()
     ('blow_up', ['ok', 'budget'])
     """
@@ -30,6 +32,8 @@ def names(codes: Tensor) -> Any:
 def brief(values: Tensor) -> str:
     """A number for one problem, the shape of the batch for several.
 
+    >>> import torch
+    >>> from otflow.base.status import brief
     >>> brief(torch.tensor(0.125)), brief(torch.zeros(2, 3))
     ('0.125', '(2, 3)')
     """

@@ -21,6 +21,7 @@ class Tangent(_Pieces):
     A cloud of particles moves by one piece, of shape ``(*batch, n, d)``; a Gaussian by two, for its
     mean and its root. A factor of shape ``(*batch,)`` scales each member of a batch by its own number.
 
+    >>> from otflow import Tangent
     >>> import torch
     >>> u = Tangent([torch.ones(2), torch.ones(2, 2)])
     >>> (u + 2 * u)[0]

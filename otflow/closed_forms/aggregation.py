@@ -20,6 +20,7 @@ def ring_radius(a: float, b: float) -> float:
     Reference: Kolokolnikov, Sun, Uminsky, Bertozzi 2011, "Stability of ring patterns arising from
     two-dimensional particle interactions".
 
+    >>> from otflow.closed_forms import ring_radius
     >>> round(ring_radius(4, 2) * 3**0.5, 12)
     1.0
     """
@@ -37,6 +38,7 @@ def log_gas_second_moment(n: int) -> float:
     In every dimension, from sum_(i != j) (x_i - x_j).grad W(x_i - x_j) = 0. Particles do not act on
     themselves. In the plane they fill the unit disc uniformly as n grows.
 
+    >>> from otflow.closed_forms import log_gas_second_moment
     >>> log_gas_second_moment(2)
     0.25
     """
@@ -48,6 +50,7 @@ def line_equilibrium(n: int) -> Tensor:
 
     Uniform on [-1, 1] as n grows.
 
+    >>> from otflow.closed_forms import line_equilibrium
     >>> line_equilibrium(4)
     tensor([-0.7500, -0.2500,  0.2500,  0.7500], dtype=torch.float64)
     """
@@ -65,6 +68,7 @@ def riesz_radius(t: Any, r: float, d: int) -> Tensor:
     Reference: Hertrich, Gräf, Beinert, Steidl 2024, "Wasserstein steepest descent flows of discrepancies with
     Riesz kernels".
 
+    >>> from otflow.closed_forms import riesz_radius
     >>> import math
     >>> round(riesz_radius(1.0, 1.0, 2).item() - math.pi / 4, 12)
     0.0
@@ -88,6 +92,7 @@ def keller_segel_rate(mass: Any) -> Tensor:
     Reference: Blanchet, Dolbeault, Perthame 2006, "Two-dimensional Keller-Segel model: optimal critical mass
     and qualitative properties of the solutions".
 
+    >>> from otflow.closed_forms import keller_segel_rate
     >>> import math
     >>> keller_segel_rate(8 * math.pi).item()
     0.0

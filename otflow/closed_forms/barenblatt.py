@@ -45,6 +45,7 @@ def barenblatt_constant(m: float, d: int, *, mass: float = 1.0) -> float:
 
     In the plane, with mass one, (m' k / pi)^(1/m') for m' = m / (m - 1).
 
+    >>> from otflow.closed_forms import barenblatt_constant
     >>> import math
     >>> round(barenblatt_constant(2.0, 2) * math.sqrt(8 * math.pi), 12)
     1.0
@@ -57,6 +58,7 @@ def barenblatt_constant(m: float, d: int, *, mass: float = 1.0) -> float:
 def barenblatt_radius(t: Any, m: float, d: int, *, mass: float = 1.0) -> Tensor:
     """(C / k)^(1/2) t^(1/q): the radius of the support at time t.
 
+    >>> from otflow.closed_forms import barenblatt_radius
     >>> round(barenblatt_radius(1.0, 2.0, 1).item() - 9 ** (1 / 3), 12)  # (12)^(1/2) (3 / 4 / 12^(1/2))^(1/3)
     0.0
     """
@@ -67,6 +69,7 @@ def barenblatt_radius(t: Any, m: float, d: int, *, mass: float = 1.0) -> Tensor:
 def barenblatt(r: Any, t: Any, m: float, d: int, *, mass: float = 1.0) -> Tensor:
     """rho at distance r >= 0 from the origin and time t > 0, numbers that broadcast.
 
+    >>> from otflow.closed_forms import barenblatt
     >>> barenblatt([0.0, 9.0], 1.0, 2.0, 2)
     tensor([0.1995, 0.0000], dtype=torch.float64)
     """
@@ -76,6 +79,7 @@ def barenblatt(r: Any, t: Any, m: float, d: int, *, mass: float = 1.0) -> Tensor
 def barenblatt_profile(r: Any, R: Any, m: float, d: int, *, mass: float = 1.0) -> Tensor:
     """R^-d (C - k r^2 / R^2)_+^p: the density at distance r, of the radius R in units of that at t = 1.
 
+    >>> from otflow.closed_forms import barenblatt, barenblatt_profile
     >>> barenblatt_profile(0.0, 2.0, 2.0, 2).item() == barenblatt(0.0, 16.0, 2.0, 2).item()
     True
     """
@@ -92,6 +96,7 @@ def barenblatt_quantile(u: Any, R: Any, m: float) -> Tensor:
     I is the regularised incomplete Beta function, s = (C / k)^(1/2) the radius at t = 1. For m = 2 this is
     2 R s sin(asin(2u - 1) / 3). Once differentiable in u inside (0, 1), to any order in R.
 
+    >>> from otflow.closed_forms import barenblatt_quantile, barenblatt_radius
     >>> barenblatt_quantile([0.0, 0.5], 1.0, 2.0) / barenblatt_radius(1.0, 2.0, 1)
     tensor([-1.,  0.], dtype=torch.float64)
     """
@@ -113,6 +118,7 @@ def barenblatt_grid(axes: Sequence[Any], R: float, m: float, *, mass: float = 1.
     others, which errs at the edge of the support: in the plane the mass is off by 1e-7 for m = 2 and 2e-6 for
     m = 3 on 64^2 cells, by 1e-9 and 1e-7 on 256^2.
 
+    >>> from otflow.closed_forms import barenblatt_grid
     >>> import numpy as np
     >>> x = np.linspace(-0.95, 0.95, 20)
     >>> round(barenblatt_grid([x, x], 0.2, 2.0).sum().item() * 0.01, 8)

@@ -22,6 +22,7 @@ def sinkhorn_trace_bound(S0: Any, V: Any, t: Any, *, eps: float = 1.0) -> Tensor
 
     The plan has marginals S, so its cross-covariance C has S^(-1/2) C S^(-1/2) of norm <= 1: no blow-up.
 
+    >>> from otflow.closed_forms import sinkhorn_trace_bound
     >>> sinkhorn_trace_bound([[2.0]], [[0.0]], 1.0).item()
     2.0
     """
@@ -38,6 +39,7 @@ def l2_trace_bound(S0: Any, Q: Any, K: Any, V: Any, t: Any) -> Tensor:
     x' = V K^+ X (I + X)^-1 Q x with X = 2 K S K^T, and |X (I + X)^-1| <= 1. Without it the claim is false:
     `l2_counterexample`.
 
+    >>> from otflow.closed_forms import l2_trace_bound
     >>> l2_trace_bound([[2.0]], [[0.0]], [[1.0]], [[1.0]], 1.0).item()
     2.0
     """
@@ -107,6 +109,7 @@ def l2_counterexample() -> L2Counterexample:
 
     x' = 2 S_12 / (1 + 2 S_11) x_2 e2, so that S_11 stays and S_12' = 2 S_12^2 / (1 + 2 S_11).
 
+    >>> from otflow.closed_forms import l2_counterexample
     >>> import torch
     >>> example = l2_counterexample()
     >>> S0 = [[1.0, 0.5], [0.5, 1.0]]

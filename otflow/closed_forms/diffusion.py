@@ -49,6 +49,7 @@ def fokker_planck(
 
     Reference: Risken 1989, "The Fokker-Planck equation", on Ornstein-Uhlenbeck processes.
 
+    >>> from otflow.closed_forms import fokker_planck
     >>> import math
     >>> m, S = fokker_planck(math.log(2), [3.0], [[4.0]], [[1.0]], [1.0], 1.0)
     >>> round(m.item(), 12), round(S.item(), 12)
@@ -74,6 +75,7 @@ def _noise(C: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
 def heat_deviation(sigma: Any, t: Any) -> Tensor:
     """sigma(t) = sqrt(sigma^2 + 2t): the heat equation d rho / dt = rho'' from N(m, sigma^2), on the line.
 
+    >>> from otflow.closed_forms import heat_deviation
     >>> heat_deviation(3.0, 8.0).item()
     5.0
     """

@@ -35,6 +35,7 @@ def softmax_energy(S: Any, A: Any) -> Tensor:
     The energy (1/4) E (x.Ay)^2 of linear attention, which agrees with softmax on Gaussians. Domain: A
     symmetric, or skew (then G = (1/4) E (x.Ay)(y.Ax) <= 0).
 
+    >>> from otflow.closed_forms import softmax_energy
     >>> softmax_energy([[2.0]], [[3.0]]).item()
     9.0
     """
@@ -46,6 +47,7 @@ def softmax_energy(S: Any, A: Any) -> Tensor:
 def softmax_descent(S: Any, A: Any) -> Tensor:
     """B = -2 grad G = -A S A for G = `softmax_energy`, (*batch, d, d).
 
+    >>> from otflow.closed_forms import softmax_descent
     >>> softmax_descent([[2.0]], [[3.0]]).item()
     -18.0
     """
@@ -59,6 +61,7 @@ def multihead_energy(S: Any, A: Any) -> Tensor:
 
     A is (*batch, heads, d, d); all A_h symmetric, or all skew.
 
+    >>> from otflow.closed_forms import multihead_energy
     >>> multihead_energy([[2.0]], [[[3.0]], [[1.0]]]).item()
     10.0
     """
@@ -70,6 +73,7 @@ def multihead_energy(S: Any, A: Any) -> Tensor:
 def multihead_descent(S: Any, A: Any) -> Tensor:
     """B = -2 grad G = -sum_h A_h S A_h for G = `multihead_energy`, (*batch, d, d).
 
+    >>> from otflow.closed_forms import multihead_descent
     >>> multihead_descent([[2.0]], [[[3.0]], [[1.0]]]).item()
     -20.0
     """
@@ -84,6 +88,7 @@ def sinkhorn_energy(S: Any, A: Any, *, eps: float = 1.0) -> Tensor:
     s_i are the singular values of S^(1/2) A S^(1/2). G = -OT_eps(mu, mu) / (2 eps) for the cost -Ax.y, and
     its flow is Sinkhorn attention with V = -A. Domain: A = A^T.
 
+    >>> from otflow.closed_forms import sinkhorn_energy
     >>> import math
     >>> round(sinkhorn_energy([[1.0]], [[math.sqrt(2)]]).item() - (2 - math.log(2)) / 4, 12)
     0.0
@@ -102,6 +107,7 @@ def sinkhorn_descent(S: Any, A: Any, *, eps: float = 1.0) -> Tensor:
     C S^-1 = 2b S A (I + (I + 4b^2 S A S A)^(1/2))^-1, b = 1 / eps, is the slope of E[y | x]. Domain: A = A^T,
     S > 0; where S is singular, only `sinkhorn_rate` makes sense in general.
 
+    >>> from otflow.closed_forms import sinkhorn_descent
     >>> round(sinkhorn_descent([[1.0]], [[1.0]]).item(), 12)
     -0.61803398875
     """
@@ -116,6 +122,7 @@ def l2_energy(S: Any, K: Any, c: Any) -> Tensor:
     Its flow is L2 attention with Q = cK and V = -A = -cH. For other Q there is no energy: the field is not
     a gradient. K is (*batch, k, d), c a number or (*batch,).
 
+    >>> from otflow.closed_forms import l2_energy
     >>> import math
     >>> round(l2_energy([[1.0]], [[1.0]], 2.0).item() - (2 - math.log(3)), 12)
     0.0
@@ -128,6 +135,7 @@ def l2_energy(S: Any, K: Any, c: Any) -> Tensor:
 def l2_descent(S: Any, K: Any, c: Any) -> Tensor:
     """B = -2 grad G = -2 c^2 H S (I + 2 H S)^-1 H for G = `l2_energy`, H = K^T K, (*batch, d, d).
 
+    >>> from otflow.closed_forms import l2_descent
     >>> l2_descent([[1.0]], [[1.0]], 3.0).item()
     -6.0
     """
@@ -148,6 +156,7 @@ def twisted_energy(S: Any, A: Any) -> Tensor:
     Infinite once the largest singular value of S^(1/2) A S^(1/2) reaches one, although the flow goes on.
     For A = A^T, softmax attention with V = -A is its flow in the metric twisted by E_y exp(Ax.y).
 
+    >>> from otflow.closed_forms import twisted_energy
     >>> twisted_energy([[1.0]], [[0.6]]).item(), twisted_energy([[1.0]], [[1.0]]).item()
     (0.625, inf)
     """

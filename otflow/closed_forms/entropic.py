@@ -19,6 +19,7 @@ def entropic_cross(S1: Any, S2: Any, eps: float) -> Tensor:
     E|x - y|^2 + eps KL(plan | product); note |x - y|^2 rather than its half. S1 and S2 may be
     singular. (Janati, Muzellec, Peyré, Cuturi 2020, Theorem 1.)
 
+    >>> from otflow.closed_forms import entropic_cross
     >>> entropic_cross([[1.0]], [[4.0]], 6.0).item()
     1.0
     """
@@ -32,6 +33,7 @@ def entropic_value(S1: Any, S2: Any, eps: float, *, shift: Any = None) -> Tensor
     OT_eps between N(m, S1) and N(m + shift, S2), s and tau as in `entropic_cross`: the least value of
     E|x - y|^2 + eps KL(plan | product). (Janati, Muzellec, Peyré, Cuturi 2020, Theorem 1.)
 
+    >>> from otflow.closed_forms import entropic_value
     >>> import math
     >>> round(entropic_value([[1.0]], [[4.0]], 6.0).item() - 3 + 3 * math.log(0.75), 12)
     0.0
@@ -64,6 +66,7 @@ def debiased_rate(S: Any, eps: float) -> Tensor:
     |x - y|^2, from a centred Gaussian. The roots are matrix roots, and S commutes with the target, so there
     is nothing else to it; S = I stands still.
 
+    >>> from otflow.closed_forms import debiased_rate
     >>> debiased_rate([[0.0]], 2.0).item(), debiased_rate([[1.0]], 2.0).item()
     (0.0, 0.0)
     """
@@ -75,6 +78,7 @@ def debiased_rate(S: Any, eps: float) -> Tensor:
 def score(S: Any) -> Tensor:
     """-S^-1: the slope of x -> grad log rho(x) for rho = N(0, S), S > 0, (*batch, d, d).
 
+    >>> from otflow.closed_forms import score
     >>> score([[4.0]]).item()
     -0.25
     """
@@ -89,6 +93,7 @@ def l2_displacement(S: Any, eps: float) -> Tensor:
     x' = (x - E[y | x]) / eps follows the heat equation d rho / dt = Laplace rho: `heat_path`.
     (Sander, Ablin, Blondel, Peyré 2022, Theorem 1.)
 
+    >>> from otflow.closed_forms import l2_displacement
     >>> l2_displacement([[1.5]], 0.5).item()
     -0.5
     """
@@ -102,6 +107,7 @@ def sinkhorn_displacement(S: Any, eps: float) -> Tensor:
     Tends to half the score, -S^-1 / 2, as eps -> 0: the heat equation at half the speed. (Sander, Ablin,
     Blondel, Peyré 2022, Theorem 1; Agarwal, Harchaoui, Mulcahy, Pal 2024, arXiv 2406.10823.)
 
+    >>> from otflow.closed_forms import sinkhorn_displacement
     >>> round(sinkhorn_displacement([[2.0]], 3.0).item(), 12)
     -0.166666666667
     """
@@ -116,6 +122,7 @@ def heat_path(S0: Any, t: Any) -> Tensor:
     The limit eps -> 0 of x' = -`l2_displacement` x; that of x' = -`sinkhorn_displacement` x is S0 + t I.
     Domain: S0 + 2 t I >= 0.
 
+    >>> from otflow.closed_forms import heat_path
     >>> heat_path([[1.0]], 2.0).item()
     5.0
     """

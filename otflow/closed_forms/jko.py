@@ -36,6 +36,7 @@ def fokker_planck_step(
     matrices need not commute, S may be singular, A and K are symmetric, of any sign as long as the step is
     convex: I + tau A > 0 and B > 0. Mean (*batch, d) and covariance (*batch, d, d).
 
+    >>> from otflow.closed_forms import fokker_planck_step
     >>> m, S = fokker_planck_step([1.0], [[1.0]], [[1.0]], [0.0], 1.0, 1.0)
     >>> m.item(), S.item()
     (0.5, 1.0)
@@ -63,6 +64,7 @@ def heat_step(sigma: Any, tau: Any) -> Tensor:
 
     From a point mass, sigma = 0, it is sqrt(tau), against sqrt(2 tau) for the heat equation.
 
+    >>> from otflow.closed_forms import heat_step
     >>> heat_step(3.0, 4.0).item()
     4.0
     """
@@ -77,6 +79,7 @@ def barenblatt_radius_step(R: Any, tau: Any, m: float, d: int) -> Tensor:
     R = t^(1/q) for the porous medium equation; see `barenblatt_profile`. R = 0 is a point mass. The mass
     makes no difference to R.
 
+    >>> from otflow.closed_forms import barenblatt_radius_step
     >>> barenblatt_radius_step(0.0, 4.0, 2.0, 2).item()
     1.0
     """
@@ -110,6 +113,7 @@ def aggregation_step(x: Any, tau: float, *, w: Any = None) -> Tensor:
         x: positions (*batch, n, d).
         w: weights (*batch, n) that sum to one; uniform if left out.
 
+    >>> from otflow.closed_forms import aggregation_step
     >>> aggregation_step([[0.0], [4.0]], 1.0).flatten()
     tensor([1., 3.], dtype=torch.float64)
     """

@@ -29,6 +29,7 @@ def softmax_variance(s0: Any, a: Any, v: Any, t: Any) -> Tensor:
 
     Domain: before the blow-up, an error beyond.
 
+    >>> from otflow.closed_forms import softmax_variance
     >>> softmax_variance(1.0, 0.25, 1.0, 1.0).item()
     2.0
     """
@@ -44,6 +45,7 @@ def softmax_variance(s0: Any, a: Any, v: Any, t: Any) -> Tensor:
 def softmax_variance_blow_up(s0: Any, a: Any, v: Any) -> Tensor:
     """t* = 1 / (2 v a s0) if that is positive, else infinity.
 
+    >>> from otflow.closed_forms import softmax_variance_blow_up
     >>> softmax_variance_blow_up(1.0, 0.25, 1.0).item(), softmax_variance_blow_up(1.0, -1.0, 1.0).item()
     (2.0, inf)
     """
@@ -59,6 +61,7 @@ def l2_variance(s0: Any, q: Any, k: Any, v: Any, t: Any) -> Tensor:
     has a meaning as k -> 0. For k = 0 nothing moves. Exists for all t, of both signs;
     an error where s leaves floating point.
 
+    >>> from otflow.closed_forms import l2_variance
     >>> import math
     >>> round(l2_variance(1.0, 1.0, 1.0, 0.25, 3 - 1 / math.e).item() - math.e, 12)
     0.0
@@ -83,6 +86,7 @@ def sinkhorn_variance(s0: Any, a: Any, v: Any, t: Any, *, eps: float = 1.0) -> T
     Tends to the softmax law with v a / eps^2 in place of v a as a -> 0. Exists for all t, of both signs; an
     error where s leaves floating point. The kernel is exp(a x y / eps), the velocity has the factor 1 / eps.
 
+    >>> from otflow.closed_forms import sinkhorn_variance
     >>> import math
     >>> round(sinkhorn_variance(3 / 8, 1.0, 0.5, 1 + math.log(3 / 2)).item() - 2 / 3, 12)
     0.0

@@ -22,6 +22,7 @@ def softmax_rate(S: Any, A: Any, V: Any) -> Tensor:
 
     Tilting N(m, S) by exp(Ax.y) gives N(m + S A x, S), so that B = V S A.
 
+    >>> from otflow.closed_forms import softmax_rate
     >>> softmax_rate([[2.0]], [[0.5]], [[1.0]]).item()
     4.0
     """
@@ -37,6 +38,7 @@ def multihead_rate(S: Any, A: Any, C: Any) -> Tensor:
         S: covariance, (*batch, d, d).
         A, C: one matrix for each head, (*batch, heads, d, d).
 
+    >>> from otflow.closed_forms import multihead_rate
     >>> multihead_rate([[2.0]], [[[0.5]], [[1.0]]], [[[1.0]], [[1.0]]]).item()
     12.0
     """
@@ -53,6 +55,7 @@ def l2_rate(S: Any, Q: Any, K: Any, V: Any) -> Tensor:
 
     The kernel is exp(-|Qx - Ky|^2), without a half; P is the covariance of the law tilted by it.
 
+    >>> from otflow.closed_forms import l2_rate
     >>> l2_rate([[1.0]], [[1.0]], [[1.0]], [[1.5]]).item()
     2.0
     """
@@ -75,6 +78,7 @@ def sinkhorn_rate(S: Any, A: Any, V: Any, *, eps: float = 1.0) -> Tensor:
 
     S and A may be singular. The kernel is exp(Ax.y / eps), the velocity has the factor 1 / eps.
 
+    >>> from otflow.closed_forms import sinkhorn_rate
     >>> round(sinkhorn_rate([[1.0]], [[1.0]], [[1.0]]).item(), 12)
     1.2360679775
     """
@@ -90,6 +94,7 @@ def sinkhorn_cross(S: Any, A: Any, *, eps: float = 1.0) -> Tensor:
     With N = S^(1/2) A S^(1/2) = U diag(s) W^T it is S^(1/2) U diag(m) W^T S^(1/2), where
     m = 2 b s / (1 + sqrt(1 + 4 b^2 s^2)) solves m = b (1 - m^2) s. Once differentiable where S > 0.
 
+    >>> from otflow.closed_forms import sinkhorn_cross
     >>> round(sinkhorn_cross([[1.0]], [[1.0]]).item(), 12)
     0.61803398875
     """
@@ -104,6 +109,7 @@ def sinkhorn_rate_inverse_right(S: Any, A: Any, V: Any, *, eps: float = 1.0) -> 
 
     R = S^(1/2), b = 1 / eps. Domain: S and A invertible; elsewhere `sinkhorn_rate` holds.
 
+    >>> from otflow.closed_forms import sinkhorn_rate_inverse_right
     >>> round(sinkhorn_rate_inverse_right([[1.0]], [[1.0]], [[1.0]]).item(), 12)
     1.2360679775
     """
@@ -116,6 +122,7 @@ def sinkhorn_rate_inverse_left(S: Any, A: Any, V: Any, *, eps: float = 1.0) -> T
 
     R = S^(1/2), b = 1 / eps. Domain: S and A invertible; elsewhere `sinkhorn_rate` holds.
 
+    >>> from otflow.closed_forms import sinkhorn_rate_inverse_left
     >>> round(sinkhorn_rate_inverse_left([[1.0]], [[1.0]], [[1.0]]).item(), 12)
     1.2360679775
     """

@@ -43,6 +43,7 @@ def softmax_sensitivity(s0: Any, a: Any, v: Any, t: Any) -> Tensor:
         s0: variance, > 0.
         a, v, t: K^T Q, V and times before the blow-up; numbers that broadcast.
 
+    >>> from otflow.closed_forms import softmax_sensitivity
     >>> softmax_sensitivity(1.0, 0.375, 1.0, 1.0).item()
     8.0
     """
@@ -56,6 +57,7 @@ def l2_sensitivity(s0: Any, q: Any, k: Any, v: Any, t: Any) -> Tensor:
     At most exp((9/8) |v q t / k|) for all s0: sigma' = (v q / k) sigma x / (1 + x), x = 2 k^2 s, has the
     slope (v q / k) x (x + 3) / (1 + x)^2, largest at x = 3.
 
+    >>> from otflow.closed_forms import l2_sensitivity
     >>> import math
     >>> round(l2_sensitivity(1.0, 1.0, 1.0, 0.25, 3 - 1 / math.e).item() / math.e**1.5 * (1 + 2 * math.e), 12)
     3.0
@@ -72,6 +74,7 @@ def sinkhorn_sensitivity(s0: Any, a: Any, v: Any, t: Any, *, eps: float = 1.0) -
     the sign of a, sigma' has the slope (v / eps) sqrt((q - 1) / (q + 1)) (q + 2) / q, largest at
     q = 1 + sqrt(3).
 
+    >>> from otflow.closed_forms import sinkhorn_sensitivity
     >>> import math
     >>> got = sinkhorn_sensitivity(3 / 8, 1.0, 0.5, 1 + math.log(3 / 2)).item()  # s = 2/3, q0 = 5/4, q = 5/3
     >>> round(got / (16 / 9) ** 1.5, 12)
@@ -104,6 +107,7 @@ def softmax_path_sensitivity(S0: Any, A: Any, t: Any) -> Tensor:
         A: K^T Q, (*batch, d, d).
         t: times before the blow-up, (*batch,).
 
+    >>> from otflow.closed_forms import softmax_path_sensitivity
     >>> round(softmax_path_sensitivity([[1.0, 0.0], [0.0, 1.0]], [[0.375, 0.0], [0.0, -2.0]], 1.0).item(), 9)
     8.0
     """
@@ -143,6 +147,7 @@ def softmax_blow_up_sensitivity(S0: Any, A: Any, *, tol: float = 1e-10) -> Tenso
     S(t) is u u^T / (1 - t/t*), u = S0^(1/2) w, e = S0^(-1/2) w. The limit is 1 if w is an eigenvector of S0,
     else larger. Domain: S0 > 0, and a blow-up in one direction, as for `softmax_blow_up_direction`.
 
+    >>> from otflow.closed_forms import softmax_blow_up_sensitivity
     >>> softmax_blow_up_sensitivity([[4.0, 0.0], [0.0, 1.0]], [[0.5, 0.0], [0.0, 0.0]]).item()
     1.0
     """

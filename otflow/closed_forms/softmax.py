@@ -68,6 +68,7 @@ def softmax_path(S0: Any, A: Any, t: Any) -> Tensor:
         A: K^T Q, (*batch, d, d).
         t: times, (*batch,).
 
+    >>> from otflow.closed_forms import softmax_path
     >>> softmax_path([[1.0]], [[0.25]], 1.0)
     tensor([[2.]], dtype=torch.float64)
     """
@@ -90,6 +91,7 @@ def softmax_blow_up_time(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
     Eigenvalues of A + A^T on the range of S0 up to tol |A + A^T| count as zero. (Castin et al. 2025,
     section 4.)
 
+    >>> from otflow.closed_forms import softmax_blow_up_time
     >>> softmax_blow_up_time([[2.0, 0.0], [0.0, 1.0]], [[0.5, 0.0], [0.0, -3.0]]).item()
     0.5
     >>> softmax_blow_up_time([[1.0]], [[-1.0]]).item()
@@ -117,6 +119,7 @@ def softmax_blow_up_profile(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
     P projects onto the eigenvectors of R (A + A^T) R for its largest eigenvalue, R = S0^(1/2); eigenvalues
     within the factor 1 - tol of it are taken as equal. The rank is one unless that eigenvalue is repeated.
 
+    >>> from otflow.closed_forms import softmax_blow_up_profile
     >>> softmax_blow_up_profile([[4.0, 0.0], [0.0, 1.0]], [[0.5, 0.0], [0.0, 0.0]])
     tensor([[1., 0.],
             [0., 0.]], dtype=torch.float64)
@@ -132,6 +135,7 @@ def softmax_blow_up_direction(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
     Its largest entry is positive. Domain: a positive, simple largest eigenvalue of
     S0^(1/2) (A + A^T) S0^(1/2); `softmax_blow_up_profile` covers repeated ones.
 
+    >>> from otflow.closed_forms import softmax_blow_up_direction
     >>> softmax_blow_up_direction([[4.0, 0.0], [0.0, 1.0]], [[0.5, 0.0], [0.0, 0.0]])
     tensor([2., 0.], dtype=torch.float64)
     """
@@ -148,6 +152,7 @@ def softmax_limit(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
     For invertible S0 this is N (N^T S0^-1 N)^-1 N^T with N a basis of ker(A + A^T). Domain: A + A^T <= 0 on
     the range of S0, with eigenvalues up to tol |A + A^T| taken for zero. (Castin et al. 2025, section 4.)
 
+    >>> from otflow.closed_forms import softmax_limit
     >>> softmax_limit([[2.0, 1.0], [1.0, 1.0]], [[0.0, 0.0], [0.0, -1.0]])
     tensor([[1., 0.],
             [0., 0.]], dtype=torch.float64)
@@ -165,6 +170,7 @@ def softmax_limit_rank(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
 
     d - rank(A + A^T) if S0 is invertible. Domain and tol as there.
 
+    >>> from otflow.closed_forms import softmax_limit_rank
     >>> softmax_limit_rank([[2.0, 1.0], [1.0, 1.0]], [[0.0, 0.0], [0.0, -1.0]]).item()
     1
     """
@@ -187,6 +193,7 @@ def softmax_limit_rank_bound(A: Any, *, tol: float = 1e-10) -> Tensor:
 
     Limit points satisfy (A + A^T) S = 0. Eigenvalues up to tol times the largest one count as zero.
 
+    >>> from otflow.closed_forms import softmax_limit_rank_bound
     >>> softmax_limit_rank_bound([[0.0, 0.0], [0.0, -1.0]]).item()
     1
     """
@@ -206,6 +213,7 @@ def softmax_blow_up_bound(S0: Any, A: Any, V: Any) -> Tensor:
     Frobenius norm, and |S| >= lambda_min(V) y / sqrt(d), y blows up no later than y' = c y^2. Infinite for
     S0 = 0.
 
+    >>> from otflow.closed_forms import softmax_blow_up_bound
     >>> softmax_blow_up_bound([[1.0]], [[0.5]], [[2.0]]).item()
     0.5
     """
@@ -220,6 +228,7 @@ def softmax_lyapunov(S: Any, V: Any) -> Tensor:
 
     So it falls if A + A^T <= 0, and the covariance stays bounded.
 
+    >>> from otflow.closed_forms import softmax_lyapunov
     >>> softmax_lyapunov([[3.0]], [[2.0]]).item()
     1.5
     """
@@ -231,6 +240,7 @@ def softmax_lyapunov(S: Any, V: Any) -> Tensor:
 def softmax_lyapunov_rate(S: Any, A: Any) -> Tensor:
     """d/dt tr(V^-1 S) = tr(S (A + A^T) S) along softmax attention, for every V = V^T > 0, (*batch,).
 
+    >>> from otflow.closed_forms import softmax_lyapunov_rate
     >>> softmax_lyapunov_rate([[3.0]], [[-1.0]]).item()
     -18.0
     """

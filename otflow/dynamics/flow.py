@@ -68,6 +68,7 @@ def flow(
         on_failure: "raise" raises `FlowError`, which carries the partial trajectory, when the run fails;
             "return" returns that trajectory. A blow-up is a result, not a failure.
 
+    >>> import torch
     >>> import otflow as of
     >>> mu0 = of.Particles([[1.0, 0.0], [0.0, 1.0]])
     >>> I = torch.eye(2, dtype=torch.float64)

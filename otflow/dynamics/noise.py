@@ -30,6 +30,8 @@ class BrownianPath:
         rng: a seed or a `numpy.random.Generator`, from which a seed is drawn.
         shape: shape of W(t), such as (n, d) for independent and (d,) for common noise.
 
+    >>> import numpy as np
+    >>> from otflow.dynamics import BrownianPath
     >>> path = BrownianPath(0, (2,))
     >>> coarse = path.increment(0.0, 0.5)
     >>> fine = path.increment(0.0, 0.25) + path.increment(0.25, 0.5)

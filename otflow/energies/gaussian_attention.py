@@ -38,6 +38,7 @@ class SquaredScores(MatrixEnergy):
     Args:
         A: (d, d).
 
+    >>> from otflow import SquaredScores
     >>> import otflow as of
     >>> mu = of.Gaussian([0.0], root=[[2.0]])
     >>> F = SquaredScores([[0.5]])
@@ -73,6 +74,7 @@ class SelfTransport(MatrixEnergy):
         eps: entropic regularisation, > 0.
         tol, max_iter, engine: for particles, as in `sinkhorn`.
 
+    >>> from otflow import SelfTransport
     >>> import otflow as of
     >>> mu = of.Gaussian([1.0], root=[[0.0]])
     >>> SelfTransport([[3.0]])(mu).item()
@@ -126,6 +128,7 @@ class L2Energy(Energy):
         K: (k, d).
         c: the ratio of queries to keys.
 
+    >>> from otflow import L2Energy
     >>> import otflow as of
     >>> mu = of.Gaussian([0.0], root=[[1.0]])
     >>> of.SteepestDescent(L2Energy([[1.0]], 3.0), of.Wasserstein())(0.0, mu)[1].item()

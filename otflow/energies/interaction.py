@@ -25,6 +25,7 @@ class Interaction(Energy):
         diagonal: whether a token interacts with itself; False for kernels that are singular there,
             such as -log|x - y|.
 
+    >>> from otflow import Interaction
     >>> from otflow import Particles
     >>> F = Interaction(lambda x, y: (x - y).square().sum(-1) / 2)
     >>> F(Particles([[0.0], [2.0]])).item()

@@ -50,6 +50,7 @@ class Internal(Energy):
 class Entropy(Internal):
     """F(mu) = int rho log rho; its flow in W2 is the heat equation, d/dt rho = Laplace rho.
 
+    >>> from otflow import Entropy
     >>> import otflow as of, math
     >>> F = Entropy()
     >>> round(F(of.Gaussian([0.0], root=[[1.0]])).item() + math.log(2 * math.pi * math.e) / 2, 12)
@@ -78,6 +79,7 @@ class PorousMedium(Internal):
     Args:
         m: > 0 and not 1; slow diffusion with compact support for m > 1, fast diffusion for m < 1.
 
+    >>> from otflow import PorousMedium
     >>> import otflow as of
     >>> PorousMedium(2.0)(of.Grid([[0.5, 1.5]], [[0.25, 0.75]])).item()
     1.25
@@ -113,6 +115,7 @@ class DensityBound(Internal):
 
     It has no differential, so explicit steps refuse it; JKO steps on grids and quantiles take it.
 
+    >>> from otflow import DensityBound
     >>> import otflow as of
     >>> F = DensityBound(1.0)
     >>> F(of.Grid([1.0, 1.0], [[0.25, 0.75]])).item(), F(of.Grid([0.5, 1.5], [[0.25, 0.75]])).item()

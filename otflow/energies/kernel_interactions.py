@@ -49,6 +49,7 @@ class ExponentialInteraction(MatrixEnergy):
         A: (d, d), symmetric. Another A would make F a sum of two energies, for A and its transpose, whose
             descent is no attention; so it is refused.
 
+    >>> from otflow import ExponentialInteraction
     >>> import otflow as of
     >>> mu = of.Particles([[1.0], [2.0]])
     >>> F = ExponentialInteraction([[0.5]])
@@ -66,6 +67,7 @@ class ExponentialInteraction(MatrixEnergy):
     def log_value(self, mu: Measure) -> Tensor:
         """log F(mu), (*batch,), which does not overflow.
 
+        >>> from otflow import ExponentialInteraction
         >>> import otflow as of
         >>> F = ExponentialInteraction([[1.0]])
         >>> round(F.log_value(of.Particles([[100.0]])).item(), 6)
@@ -96,6 +98,7 @@ class SigmoidInteraction(MatrixEnergy):
     Args:
         A: (d, d), symmetric, as for `ExponentialInteraction`.
 
+    >>> from otflow import SigmoidInteraction
     >>> import otflow as of
     >>> mu = of.Particles([[1.0], [2.0]])
     >>> F = SigmoidInteraction([[0.0]])

@@ -18,6 +18,7 @@ class Potential(Energy):
     Args:
         U: (*batch, n, d) -> (*batch, n), written with torch operations.
 
+    >>> from otflow import Potential
     >>> from otflow import Gaussian
     >>> import numpy as np
     >>> F = Potential(lambda x: x.square().sum(-1))

@@ -22,6 +22,7 @@ class QuadraticPotential(Potential):
         A: (*batch, d, d), symmetric.
         b: (*batch, d); the origin if left out.
 
+    >>> from otflow import QuadraticPotential
     >>> import otflow as of
     >>> F = QuadraticPotential([[2.0]], [1.0])
     >>> F(of.Particles([[0.0], [3.0]])).item()
@@ -53,6 +54,7 @@ class QuadraticInteraction(Interaction):
     Args:
         K: (*batch, d, d), symmetric.
 
+    >>> from otflow import QuadraticInteraction
     >>> import otflow as of
     >>> QuadraticInteraction([[1.0]])(of.Particles([[0.0], [2.0]])).item()
     0.5

@@ -36,6 +36,8 @@ def curvature(energy: Energy, mu: Quantiles) -> Tridiagonal | Tensor:
 
     A kink counts as straight. An energy of the user's own costs one backward pass per level.
 
+    >>> from otflow import Quantiles
+    >>> from otflow.energies.quantiles import curvature
     >>> from otflow.energies.internal import Entropy
     >>> curvature(Entropy(), Quantiles([0.0, 0.5, 1.0], [0.0, 0.5, 1.0])).diag
     tensor([2., 4., 2.], dtype=torch.float64)
@@ -109,6 +111,8 @@ def _spread(a: Tensor, mu: Quantiles) -> Tensor:
 def second_derivative(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """f'' of a function that acts on each entry by itself.
 
+    >>> import torch
+    >>> from otflow.energies.quantiles import second_derivative
     >>> second_derivative(torch.exp, torch.zeros(2))
     tensor([1., 1.])
     """

@@ -70,6 +70,7 @@ class SquaredWasserstein(Towards):
 
     References: Ambrosio, Gigli and Savare 2008, "Gradient flows", Section 10.2.
 
+    >>> from otflow import SquaredWasserstein
     >>> import otflow as of
     >>> F = SquaredWasserstein(of.Particles([[0.0], [1.0]]))
     >>> mu = of.Particles([[3.0], [2.0]])
@@ -109,6 +110,7 @@ class SinkhornDivergence(Towards):
     References: Feydy, Sejourne, Vialard, Amari, Trouve and Peyre 2019, "Interpolating between optimal
     transport and MMD using Sinkhorn divergences", (3) and Theorem 1.
 
+    >>> from otflow import SinkhornDivergence
     >>> import otflow as of
     >>> F = SinkhornDivergence(of.Particles([[0.0], [1.0]]), 0.5)
     >>> mu = of.Particles([[2.0], [3.0]])
@@ -159,6 +161,7 @@ class MMD(Towards):
 
     References: Arbel, Korba, Salim and Gretton 2019, "Maximum mean discrepancy gradient flow", Section 2.
 
+    >>> from otflow import MMD
     >>> import otflow as of
     >>> F = MMD(of.Particles([[3.0]]), of.transport.EnergyKernel())
     >>> mu = of.Particles([[0.0], [1.0]])

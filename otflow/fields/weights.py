@@ -87,6 +87,7 @@ class Layers(Weight):
         edges: L + 1 increasing times; ``dt`` times 0..L if left out.
         dt: duration of a layer when ``edges`` is left out.
 
+    >>> from otflow import Layers
     >>> import torch
     >>> Q = Layers(torch.stack([torch.eye(2), 2 * torch.eye(2)]))
     >>> Q(torch.tensor(0.5))[0, 0].item(), Q(torch.tensor(1.0))[0, 0].item(), Q.switches

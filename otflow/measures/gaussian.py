@@ -36,6 +36,7 @@ class Gaussian(Measure):
         tol: eigenvalues of ``cov`` down to -tol times the largest one are taken for rounding and set to zero;
             by default 1e-10 in float64 and 1e-5 in float32.
 
+    >>> from otflow import Gaussian
     >>> import numpy as np
     >>> g = Gaussian(np.zeros(2), cov=np.diag([4.0, 1.0]))
     >>> g.cov

@@ -29,6 +29,7 @@ class Grid(Measure):
         density: (*batch, n_1, ..., n_D), D = number of axes, >= 0, of integral one.
         axes: D increasing, equally spaced vectors of cell centres.
 
+    >>> from otflow import Grid
     >>> import numpy as np
     >>> x = (np.arange(10) + 0.5) / 10
     >>> Grid(np.ones(10), [x])

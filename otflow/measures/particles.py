@@ -28,6 +28,7 @@ class Particles(Measure):
         label: real labels (*batch, n) or (n,), in any order, ties allowed.
         space: `Euclidean()`, `Sphere()` or `Torus(period)`.
 
+    >>> from otflow import Particles
     >>> import numpy as np
     >>> mu = Particles(np.zeros((5, 2)))
     >>> mu

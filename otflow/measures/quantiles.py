@@ -52,6 +52,8 @@ class _Solve(torch.autograd.Function):
 class Tridiagonal:
     """A symmetric tridiagonal matrix: diag (*batch, k) and off (*batch, k - 1); linear time and memory.
 
+    >>> import torch
+    >>> from otflow.measures.quantiles import Tridiagonal
     >>> A = Tridiagonal(torch.tensor([2.0, 2.0]), torch.tensor([1.0]))
     >>> A @ A.solve(torch.tensor([1.0, 5.0]))
     tensor([1., 5.])
@@ -122,6 +124,7 @@ class Quantiles(Measure):
         x: (*batch, n + 1), increasing.
         levels: (n + 1,), increasing from 0 to 1, the same for the whole batch; kept in double precision.
 
+    >>> from otflow import Quantiles
     >>> mu = Quantiles([0.0, 1.0, 4.0], [0.0, 0.5, 1.0])
     >>> mu
     Quantiles(n=2)
@@ -153,6 +156,7 @@ class Quantiles(Measure):
         its interval keeps the mean of the tail; what else is in the tail is lost, which costs sqrt(s_1) times
         the standard deviation within the tail in W2.
 
+        >>> from otflow import Quantiles
         >>> from scipy.stats import norm
         >>> mu = Quantiles.from_ppf(norm.ppf, 1000)
         >>> x, w = mu.nodes()
@@ -241,6 +245,7 @@ class Quantiles(Measure):
     def distance(self, other: Quantiles) -> Tensor:
         """W2(mu, nu) = (int |X - Y|^2 ds)^(1/2), exact, shape (*batch,); the levels may differ.
 
+        >>> from otflow import Quantiles
         >>> mu = Quantiles([0.0, 2.0], [0.0, 1.0])
         >>> mu.distance(Quantiles([1.0, 2.0, 3.0], [0.0, 0.5, 1.0])).item()
         1.0
@@ -255,6 +260,7 @@ class Quantiles(Measure):
 
         The slopes are those of Fritsch and Butland (1984).
 
+        >>> from otflow import Quantiles
         >>> Quantiles([0.0, 1.0, 4.0], [0.0, 0.5, 1.0]).refined(2).x
         tensor([0.0000, 0.3125, 1.0000, 2.1875, 4.0000], dtype=torch.float64)
         """
@@ -282,6 +288,7 @@ def graded_levels(n: int, *, grading: float = 6.0) -> Tensor:
     smoother errors to `richardson`. p = 1 is the uniform mesh. A share of 1e-10 is uniform, so that the last
     levels differ in double precision. Every second level of 2n is one of n.
 
+    >>> from otflow.measures import graded_levels
     >>> graded_levels(4, grading=1.0)
     tensor([0.0000, 0.2500, 0.5000, 0.7500, 1.0000], dtype=torch.float64)
     """
@@ -301,6 +308,8 @@ def richardson(coarse: Quantiles, fine: Quantiles, *, refine: int = 8) -> Quanti
     levels of ``coarse`` the correction is the mean of its neighbours. The points are then of higher order,
     but straight lines between them are not, so the result is refined ``refine`` times.
 
+    >>> from otflow import Quantiles
+    >>> from otflow.measures import richardson
     >>> f = lambda n: Quantiles.from_ppf(lambda s: s + 1 / n**2, n)
     >>> round(richardson(f(4), f(8)).x[0].item(), 12)
     0.0

@@ -76,6 +76,7 @@ def distance(mu: Measure, nu: Measure, metric: Metric) -> Tensor:
     `Twisted` by a constant matrix M it is the same between the images under M^(1/2); with a weight there is
     no formula, and `twisted_wasserstein` gives bounds.
 
+    >>> from otflow import distance
     >>> import otflow as of
     >>> x, y = [[0.0], [1.0]], [[1.0], [0.0]]
     >>> distance(of.Particles(x), of.Particles(y), of.Wasserstein()).item()
@@ -121,6 +122,7 @@ def path_action(measures: Sequence[Measure], metric: Metric, *, ts: Any = None) 
     Reference: Benamou and Brenier 2000, "A computational fluid mechanics solution to the Monge-Kantorovich
     mass transfer problem".
 
+    >>> from otflow.metrics import path_action
     >>> import otflow as of
     >>> path = [of.Particles([[x]]) for x in (0.0, 1.0, 3.0)]
     >>> path_action(path, of.Wasserstein()).item(), path_action(path, of.Wasserstein(), ts=[0, 1, 3]).item()

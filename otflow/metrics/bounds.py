@@ -94,6 +94,8 @@ def _radius(mu: Particles, nu: Particles, c: Tensor) -> Tensor:
 def ball_factor(A: Tensor, c: Tensor, radius: Tensor, reach: Tensor) -> Tensor:
     """g k of the argument above, at the best rho, for the ball around c; (*batch,).
 
+    >>> import torch
+    >>> from otflow.metrics.bounds import ball_factor
     >>> A, c = torch.eye(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     >>> ball_factor(A, c, torch.tensor(1.0), torch.tensor(0.5)).item()  # rho = 1.25: 1 while rho^2 <= 2
     1.0
@@ -112,6 +114,8 @@ def ball_factor(A: Tensor, c: Tensor, radius: Tensor, reach: Tensor) -> Tensor:
 def log_growth(z: Tensor, definite: Tensor) -> Tensor:
     """log b(z), for A that is positive semidefinite or not.
 
+    >>> import torch
+    >>> from otflow.metrics.bounds import log_growth
     >>> log_growth(torch.tensor([2.0, 8.0, 8.0]), torch.tensor([True, True, False]))
     tensor([0.0000, 4.2275, 8.0000])
     """

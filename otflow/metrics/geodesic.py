@@ -99,6 +99,7 @@ def twisted_wasserstein(
     self-attention dynamics in transformer architectures with layer normalization", for the distance;
     Dolbeault, Nazaret, Savaré 2009, "A new class of transport distances between measures", for mobilities.
 
+    >>> from otflow import twisted_wasserstein
     >>> import otflow as of
     >>> mu, nu = of.Particles([[0.0]]), of.Particles([[1.0]])
     >>> way = twisted_wasserstein(mu, nu, of.Twisted(lambda mu, x: (1 + x[..., 0]) ** 2), lower=1.0)

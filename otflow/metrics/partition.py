@@ -30,6 +30,7 @@ class Partition:
     Weigand 2025, "Analysis of mean-field models arising from self-attention dynamics in transformer
     architectures with layer normalization".
 
+    >>> from otflow.metrics import Partition
     >>> import otflow as of
     >>> mu = of.Particles([[0.0], [1.0]])
     >>> a = Partition([[2.0]])

@@ -61,6 +61,7 @@ class Twisted(Metric):
     def action(self, mu: Measure, u: Tangent) -> Tensor:
         """The squared length of the move u: inner(mu, u, u) if frozen, else `straight_action`.
 
+        >>> import torch
         >>> import otflow as of
         >>> mu, u = of.Particles([[1.0]]), of.Tangent([torch.ones(1, 1, dtype=torch.float64)])
         >>> for frozen in (True, False):

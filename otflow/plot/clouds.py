@@ -32,6 +32,7 @@ def particles(mu: Measure, *, ax: Axes | None = None, color: Any = None, size: f
         color: one colour, one per token, or an array of one number per token; by default the labels.
         size: area of a token of weight 1/n, in points squared; others in proportion to their weight.
 
+    >>> from otflow.plot import particles
     >>> import otflow as of
     >>> _, axes = of.plot.figure()
     >>> particles(of.Particles([[0.0, 1.0], [1.0, 0.0]]), ax=axes[0, 0]) is axes[0, 0]
@@ -62,6 +63,7 @@ def trails(
         color, size: as in `particles`.
         width: of the lines, in points.
 
+    >>> from otflow.plot import trails
     >>> import otflow as of
     >>> field = of.SoftmaxAttention([[1.0]], [[1.0]], [[-1.0]])
     >>> traj = of.flow(of.Particles([[1.0], [2.0]]), field, of.RK4(), t1=1.0, dt=0.25)

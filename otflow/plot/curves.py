@@ -23,6 +23,7 @@ def energy(traj: Trajectory, *names: str, ax: Axes | None = None, log: bool = Fa
         names: keys of ``traj.observed``.
         log: logarithmic vertical axis, for which every value must be positive.
 
+    >>> from otflow.plot import energy
     >>> import otflow as of
     >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
     >>> traj = of.flow(of.Particles([[1.0]]), pull, of.RK4(), t1=1.0, dt=0.25, observe={"F": pull.energy})
@@ -58,6 +59,7 @@ def ranks(values: Any, *, d: int, ax: Axes | None = None, width: float = 0.8) ->
         d: the highest rank that is possible.
         width: of all bars of one rank together.
 
+    >>> from otflow.plot import ranks
     >>> import otflow as of
     >>> _, axes = of.plot.figure()
     >>> ax = ranks({"exact": [2, 2, 2], "eigenvalues > 0.1": [1, 2, 2]}, d=3, ax=axes[0, 0])
@@ -95,6 +97,7 @@ def spectra(
         floor: smaller ones, among them zeros and negative rounding errors, are drawn here.
         size: area of a dot, in points squared.
 
+    >>> from otflow.plot import spectra
     >>> import otflow as of
     >>> _, axes = of.plot.figure()
     >>> spectra([[2.0, 1e-9], [1.0, 0.0]], ax=axes[0, 0]).get_yscale()

@@ -38,6 +38,7 @@ def density(
         color: of the curve, or of the contours.
         label: of the curve, for a legend.
 
+    >>> from otflow.plot import density
     >>> import otflow as of
     >>> _, axes = of.plot.figure()
     >>> mu = of.Grid([[0.5, 1.5]] * 2, [[0.25, 0.75]] * 2)

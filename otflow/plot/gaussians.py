@@ -60,6 +60,7 @@ def ellipses(
         count: how many save times of a trajectory to draw, equally spaced in number.
         bar: whether the colours of time get a colour bar.
 
+    >>> from otflow.plot import ellipses
     >>> import otflow as of
     >>> _, axes = of.plot.figure()
     >>> ellipses(of.Gaussian([0.0, 0.0], root=[[2.0, 0.0], [0.0, 1.0]]), ax=axes[0, 0]) is axes[0, 0]
@@ -105,6 +106,7 @@ def disk(
         size: area of the dot at the end, in points squared.
         width: of the lines, in points.
 
+    >>> from otflow.plot import disk
     >>> import otflow as of
     >>> _, axes = of.plot.figure()
     >>> disk(of.Gaussian([0.0, 0.0], root=[[2.0, 0.0], [0.0, 1.0]]), ax=axes[0, 0]) is axes[0, 0]
@@ -146,6 +148,7 @@ def cone(
         top: the highest trace in the picture; by default the highest there is, but no more than four
             times the highest at the start, so that members that blew up leave the others room.
 
+    >>> from otflow.plot import cone
     >>> import otflow as of
     >>> _, axes = of.plot.figure(spatial=True)
     >>> ax = cone(of.Gaussian([0.0, 0.0], root=[[2.0, 0.0], [0.0, 1.0]]), ax=axes[0, 0], top=6.0)

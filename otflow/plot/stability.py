@@ -23,6 +23,7 @@ def ladder(found: Ladder, *, ax: Axes | None = None) -> Axes:
     The vertical axis is linear near 0 and logarithmic far from it, so that what happens and a bound that is
     the exponential of a million fit into one picture.
 
+    >>> from otflow.plot import ladder
     >>> import otflow as of
     >>> mu0 = of.Particles([[1.0], [-0.5]])
     >>> _, axes = of.plot.figure()

@@ -51,6 +51,7 @@ def figure(
         size: inches; by default 3.2 x 2.8 for each of the axes.
         spatial: make the axes 3-d.
 
+    >>> from otflow.plot import figure
     >>> fig, axes = figure(1, 2)
     >>> axes.shape
     (1, 2)
@@ -82,6 +83,7 @@ def panel(
         xticks, yticks: numbers, or numbers with their words; there are no others then, nor minor ones.
         properties: of the axes, such as xlim, yscale or aspect.
 
+    >>> from otflow.plot import figure, panel
     >>> fig, axes = figure()
     >>> ax = panel(axes[0, 0], "Decay", "time t", "energy", yscale="log", xticks=[0, 1, 2])
     >>> ax.get_title(), [tick.get_text() for tick in ax.get_xticklabels()]
@@ -111,6 +113,7 @@ def _legend(given: bool | str | Mapping[str, Any]) -> Mapping[str, Any]:
 def spatial(ax: Axes) -> Any:
     """New 3-d axes in the place of ``ax``, which is taken from its figure: for figures with both kinds.
 
+    >>> from otflow.plot import figure, spatial
     >>> fig, axes = figure(1, 2)
     >>> axes[0, 1] = spatial(axes[0, 1])
     >>> [ax.name for ax in axes.flat]

@@ -51,6 +51,7 @@ class Claim:
 class Source:
     """Where statements come from; called with one, it waits to be held against a measurement.
 
+    >>> from otflow.reproduce.claim import Source
     >>> euler = Source("Euler 1735")
     >>> euler("pi squared over six").equal(1.645, 1.6449, atol=1e-3).verdict
     <Verdict.HOLDS: 'holds'>
@@ -150,6 +151,7 @@ class Result:
 def show(value: Value) -> str:
     """A value as people read it: words as they are, numbers with six digits.
 
+    >>> from otflow.reproduce.claim import show
     >>> show(2 / 3)
     '0.666667'
     """

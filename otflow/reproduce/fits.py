@@ -10,6 +10,7 @@ import numpy as np
 def slope(x: Any, y: Any) -> float:
     """The exponent of the power law between positive numbers x and y, fitted by least squares.
 
+    >>> from otflow.reproduce.fits import slope
     >>> round(slope([1.0, 2.0, 4.0], [3.0, 12.0, 48.0]), 9)
     2.0
     """

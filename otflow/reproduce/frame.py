@@ -19,6 +19,7 @@ class Frame:
     `quick` asks for a rough version that takes seconds. `stage(fraction, message)` says how much is done and
     what comes next; it may be called often.
 
+    >>> from otflow.reproduce.frame import Frame
     >>> frame = Frame(quick=True)
     >>> seeds, steps = frame.size(quick=(3, 10), full=(12, 20))
     >>> frame.stage(0.5, f"{seeds} seeds")

@@ -49,6 +49,8 @@ def final(
 ) -> M:
     """Where mu is after the time `length`, by JKO unless told otherwise; an energy stands for its descent.
 
+    >>> import otflow as of
+    >>> from otflow.reproduce.oracle import final
     >>> final(of.Gaussian([0.0], root=[[1.0]]), of.QuadraticPotential([[1.0]], [4.0]), 1.0, 1.0).mean.item()
     2.0
     """
@@ -60,6 +62,8 @@ def final(
 def march(step: Callable[..., T], start: Any, length: float, tau: float, *args: Any, **kwargs: Any) -> T:
     """`start` after the time `length`, by the exact steps ``step(start, tau, ...)``.
 
+    >>> import otflow as of
+    >>> from otflow.reproduce.oracle import march
     >>> march(of.closed_forms.heat_step, 0.0, 1.0, 1.0).item()
     1.0
     """
@@ -71,6 +75,7 @@ def march(step: Callable[..., T], start: Any, length: float, tau: float, *args: 
 def order(errors: Mapping[Any, float]) -> float:
     """The slope of log error against log of the key.
 
+    >>> from otflow.reproduce.oracle import order
     >>> round(order({0.1: 0.02, 0.2: 0.08}), 9)
     2.0
     """
@@ -80,6 +85,7 @@ def order(errors: Mapping[Any, float]) -> float:
 def box(n: int, width: float = 1.0) -> np.ndarray:
     """The centres of n cells of [-width/2, width/2].
 
+    >>> from otflow.reproduce.oracle import box
     >>> box(2).tolist()
     [-0.25, 0.25]
     """
@@ -89,6 +95,7 @@ def box(n: int, width: float = 1.0) -> np.ndarray:
 def unit(density: Tensor, x: np.ndarray) -> of.Grid:
     """The density on the square with centres x along both axes, of mass one.
 
+    >>> from otflow.reproduce.oracle import box, unit
     >>> import torch
     >>> unit(torch.ones(4, 4).double(), box(4)).density.sum().item()
     16.0
@@ -99,6 +106,7 @@ def unit(density: Tensor, x: np.ndarray) -> of.Grid:
 def l1(a: Tensor, b: Tensor) -> float:
     """int |a - b| over the box, from means over its cells.
 
+    >>> from otflow.reproduce.oracle import l1
     >>> import torch
     >>> l1(torch.ones(4, 4), torch.zeros(4, 4))
     1.0
@@ -109,6 +117,7 @@ def l1(a: Tensor, b: Tensor) -> float:
 def largest(a: Tensor, b: Tensor) -> float:
     """max |a - b| over all entries.
 
+    >>> from otflow.reproduce.oracle import largest
     >>> import torch
     >>> largest(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 5.0]))
     3.0
@@ -119,6 +128,8 @@ def largest(a: Tensor, b: Tensor) -> float:
 def distance(mu: of.Quantiles, ppf: Callable[[np.ndarray], Any]) -> float:
     """W2 = (int |X - ppf|^2 ds)^(1/2), by three Gauss points in each interval of mu.
 
+    >>> import otflow as of
+    >>> from otflow.reproduce.oracle import distance
     >>> round(distance(of.Quantiles([0.0, 1.0], [0.0, 1.0]), lambda s: s + 2.0), 12)
     2.0
     """

@@ -20,6 +20,8 @@ class Nodes(NamedTuple):
 def nodes(cov: Array, order: int) -> Nodes:
     """A rule with ``order`` points along each axis.
 
+    >>> import numpy as np
+    >>> from otflow.reproduce.quadrature import nodes
     >>> x, w = nodes(np.diag([2.0, 1.0]), 8)
     >>> bool(np.allclose((w[:, None] * x).T @ x, np.diag([2.0, 1.0])))
     True
@@ -34,6 +36,8 @@ def nodes(cov: Array, order: int) -> Nodes:
 def scaled(score: Array, a: Array, b: Array, *, sweeps: int = 500) -> Array:
     """The plan with marginals a and b (weights) and density exp(f + g + score), by Sinkhorn's iteration.
 
+    >>> import numpy as np
+    >>> from otflow.reproduce.quadrature import scaled
     >>> scaled(np.zeros((2, 2)), np.array([0.5, 0.5]), np.array([0.25, 0.75])).tolist()
     [[0.125, 0.375], [0.125, 0.375]]
     """
@@ -50,6 +54,8 @@ def scaled(score: Array, a: Array, b: Array, *, sweeps: int = 500) -> Array:
 def power(plan: Array, x: Array, values: Array) -> float:
     """d/dt tr S = 2 E[x.v], where v is the average of the values under the plan.
 
+    >>> import numpy as np
+    >>> from otflow.reproduce.quadrature import power
     >>> power(np.eye(2) / 2, np.array([[1.0], [-1.0]]), np.array([[3.0], [-3.0]]))
     6.0
     """
@@ -59,6 +65,8 @@ def power(plan: Array, x: Array, values: Array) -> float:
 def normalised(score: Array, w: Array) -> Array:
     """The plan of softmax: each row has the mass of its node.
 
+    >>> import numpy as np
+    >>> from otflow.reproduce.quadrature import normalised
     >>> normalised(np.zeros((2, 2)), np.array([0.5, 0.5])).tolist()
     [[0.25, 0.25], [0.25, 0.25]]
     """

@@ -117,6 +117,7 @@ def write_page(out: Path, sections: Sequence[Section], *, quick: bool, note: str
 def summary(sections: Sequence[Section]) -> str:
     """One line that counts the verdicts.
 
+    >>> from otflow.reproduce.report import summary
     >>> summary([])
     '0 claims in 0 experiments.'
     """
@@ -171,6 +172,7 @@ def _slug(verdict: Verdict) -> str:
 def _paragraphs(text: str) -> list[tuple[bool, str]]:
     """Split at blank lines; the flag marks what is indented throughout, a formula to be kept as typed.
 
+    >>> from otflow.reproduce.report import _paragraphs
     >>> _paragraphs("Words.\\n\\n    x = 1")
     [(False, 'Words.'), (True, 'x = 1')]
     """

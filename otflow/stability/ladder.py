@@ -155,6 +155,7 @@ def ladder(
         p: the order of the distance, from 1.
         rng: where random perturbations come from.
 
+    >>> import torch
     >>> import otflow as of
     >>> I = torch.eye(2, dtype=torch.float64)
     >>> mu0 = of.Particles([[1.0, 0.0], [0.0, 1.0], [-0.5, -0.5]])

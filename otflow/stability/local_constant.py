@@ -71,6 +71,7 @@ def local_constant(
         start: a direction to begin with, say that of a similar cloud; a random one is always added.
         on_failure: "raise" raises `ConvergenceError`, which carries the result, if ``tol`` is missed.
 
+    >>> from otflow.stability import local_constant
     >>> import otflow as of
     >>> field = of.SoftmaxAttention([[0.0]], [[0.0]], [[3.0]])  # the mean, times three
     >>> local_constant(of.Particles([[0.0], [1.0], [5.0]]), field)

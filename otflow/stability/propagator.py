@@ -43,6 +43,7 @@ class Propagator:
     Attributes:
         mu0, final: mu_0 and mu_T.
 
+    >>> import torch
     >>> import otflow as of
     >>> from otflow.stability.propagator import Propagator
     >>> spin = of.Perceptron([[0.0, -1.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]], activation=None)

@@ -98,6 +98,7 @@ def discrete_bound(field: VelocityField, R: float, n: int, t: float = 0.0) -> Te
 
     Reference: Castin, Ablin and Peyré 2024, section 3.
 
+    >>> from otflow.stability import discrete_bound
     >>> import otflow as of
     >>> discrete_bound(of.SoftmaxAttention([[1.0]], [[1.0]], [[2.0]]), 1.0, 3).item()  # 2 sqrt(3 (13 + 3))
     13.8564
@@ -120,6 +121,7 @@ def mean_field_bound(field: VelocityField, R: float, t: float = 0.0) -> Tensor:
 
     Reference: Castin, Ablin and Peyré 2024, section 3.
 
+    >>> from otflow.stability import mean_field_bound
     >>> import otflow as of
     >>> mean_field_bound(of.SoftmaxAttention([[1.0]], [[1.0]], [[1.0]]), 10.0).item()  # 200 + log 301
     205.7071
@@ -149,6 +151,7 @@ def ball_bound(field: VelocityField, R: float, n: float = math.inf, t: float = 0
     A = -1 and 2y = log n come within a factor of two. Under a mask c = n, or Hardy as in `mean_field_bound`
     if that is less.
 
+    >>> from otflow.stability import ball_bound
     >>> import otflow as of
     >>> field = of.SoftmaxAttention([[1.0]], [[1.0]], [[1.0]])
     >>> [ball_bound(field, 3.0, n).exp().item() for n in (1, 100)], ball_bound(field, 3.0).item()
@@ -185,6 +188,7 @@ def data_bound(mu: Particles, field: VelocityField, t: float = 0.0) -> Tensor:
     but not otherwise: A = 8 e_1 e_2^T and the tokens -e_1 and e_1 have R = 0, hence sqrt(2), but |J| = 8.12.
     Where the queries are does not tell how they move.
 
+    >>> from otflow.stability import data_bound
     >>> import otflow as of
     >>> from otflow.stability.local_constant import local_constant
     >>> I = [[1.0, 0.0], [0.0, 1.0]]
@@ -241,6 +245,7 @@ def adversarial_tokens(scores: Any, R: float, n: int, t: float = 0.0) -> Particl
     Reference: Castin, Ablin and Peyré 2024, section 3, whose A has a real eigenvalue; on a line only x.Ax
     counts, so any A will do that is not antisymmetric.
 
+    >>> from otflow.stability import adversarial_tokens
     >>> adversarial_tokens([[-1.0]], 2.0, 3).x.flatten()
     tensor([-2., 2., 2.], dtype=torch.float64)
     """

@@ -103,6 +103,7 @@ def power_mean(v: Tensor, w: Tensor, p: float) -> Tensor:
     Scaled against overflow; entries without mass do not count. The gradient is 0 where the mean is 0. A
     second derivative is refused where there is none: where the mean is 0 or, if p < 2, some v_i with mass is.
 
+    >>> from otflow.transport.comparable import power_mean
     >>> import torch
     >>> power_mean(torch.tensor([3e200, -4e200], dtype=torch.float64), torch.ones(2), 2).item()
     5e+200

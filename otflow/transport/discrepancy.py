@@ -36,6 +36,7 @@ class RadialKernel(ABC):
 class GaussianKernel(RadialKernel):
     """k(x, y) = exp(-|x - y|^2 / (2 scale^2)).
 
+    >>> from otflow.transport import GaussianKernel
     >>> import torch
     >>> GaussianKernel(2.0)(torch.zeros(1), torch.tensor([2.0]))
     tensor(0.6065)
@@ -55,6 +56,7 @@ class GaussianKernel(RadialKernel):
 class LaplaceKernel(RadialKernel):
     """k(x, y) = exp(-|x - y| / scale).
 
+    >>> from otflow.transport import LaplaceKernel
     >>> import torch
     >>> LaplaceKernel(2.0)(torch.zeros(1), torch.tensor([2.0]))
     tensor(0.3679)
@@ -75,6 +77,7 @@ class EnergyKernel(RadialKernel):
 
     Positive only between measures of equal mass, which is all that is needed. It has no scale to choose.
 
+    >>> from otflow.transport import EnergyKernel
     >>> import torch
     >>> EnergyKernel()(torch.zeros(2), torch.tensor([3.0, 4.0]))
     tensor(-5.)
@@ -101,6 +104,8 @@ def mmd(mu: Measure, nu: Measure, kernel: Kernel) -> Tensor:
     References: Gretton, Borgwardt, Rasch, Scholkopf and Smola 2012, "A kernel two-sample test", Lemma 6;
     Szekely and Rizzo 2013, "Energy statistics".
 
+    >>> from otflow import mmd
+    >>> from otflow.transport import EnergyKernel
     >>> import otflow as of
     >>> mu, nu = of.Particles([[0.0], [1.0]]), of.Particles([[3.0]])
     >>> mmd(mu, nu, EnergyKernel()).square().item()  # 2 * 2.5 - 0.5 - 0

@@ -17,6 +17,8 @@ INK, FAINT = of.plot.INK, of.plot.FAINT
 def figure(ring: Descent, discs: dict[int, Descent], interval: Descent) -> Any:
     """Three clouds above; energies, radii and distances to the limit below.
 
+    >>> import otflow as of
+    >>> from otflow.papers.aggregation.draw import figure
     >>> from otflow.papers.aggregation.runs import descend, newtonian_line, quartic
     >>> plane = descend(of.Particles([[0.0, 0.1], [0.5, 0.0], [0.0, 0.6]]), quartic(), ((0.5, 2),))
     >>> line = descend(of.Particles([[0.0], [1.0]]), newtonian_line(), ((0.5, 2),))

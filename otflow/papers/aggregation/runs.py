@@ -33,6 +33,8 @@ class Descent(NamedTuple):
 def discrepancy(x: Tensor) -> float:
     """sup over r of |share of particles within r - r^2|: Kolmogorov's distance of radii to the uniform disc.
 
+    >>> import torch
+    >>> from otflow.papers.aggregation.runs import discrepancy
     >>> discrepancy(torch.tensor([[0.5, 0.0], [0.0, 1.0]]))
     0.5
     """
@@ -42,6 +44,8 @@ def discrepancy(x: Tensor) -> float:
 def kolmogorov(share: Tensor) -> float:
     """sup over u of |part of the shares below u - u|: the distance of sorted shares to the uniform law.
 
+    >>> import torch
+    >>> from otflow.papers.aggregation.runs import kolmogorov
     >>> kolmogorov(torch.tensor([0.25, 0.75]))
     0.25
     """
@@ -53,6 +57,8 @@ def kolmogorov(share: Tensor) -> float:
 def edge(x: Tensor) -> float:
     """1 - max |x|: how far the cloud stays inside the unit disc.
 
+    >>> import torch
+    >>> from otflow.papers.aggregation.runs import edge
     >>> edge(torch.tensor([[0.0, 0.5]]))
     0.5
     """
@@ -62,6 +68,8 @@ def edge(x: Tensor) -> float:
 def radial(W: Callable[[Tensor], Tensor], *, diagonal: bool = True) -> of.Interaction:
     """The interaction energy of W as a function of the squared distance.
 
+    >>> import otflow as of
+    >>> from otflow.papers.aggregation.runs import radial
     >>> radial(lambda s: s / 2)(of.Particles([[0.0], [2.0]])).item()
     0.5
     """
@@ -71,6 +79,8 @@ def radial(W: Callable[[Tensor], Tensor], *, diagonal: bool = True) -> of.Intera
 def quartic() -> of.Interaction:
     """W = |x|^4/4 - |x|^2/2.
 
+    >>> import otflow as of
+    >>> from otflow.papers.aggregation.runs import quartic
     >>> round(quartic()(of.Particles([[0.0], [1.0]])).item(), 6)  # W(1) / 4
     -0.0625
     """
@@ -80,6 +90,8 @@ def quartic() -> of.Interaction:
 def logarithmic() -> of.Interaction:
     """W = |x|^2/2 - log|x|; no particle acts on itself.
 
+    >>> import otflow as of
+    >>> from otflow.papers.aggregation.runs import logarithmic
     >>> logarithmic()(of.Particles([[0.0], [1.0]])).item()  # W(1) / 4
     0.125
     """
@@ -89,6 +101,8 @@ def logarithmic() -> of.Interaction:
 def newtonian_line() -> of.Interaction:
     """W = |x|^2/2 - |x| on the line.
 
+    >>> import otflow as of
+    >>> from otflow.papers.aggregation.runs import newtonian_line
     >>> newtonian_line()(of.Particles([[0.0], [1.0]])).item()  # W(1) / 4
     -0.125
     """
@@ -98,6 +112,8 @@ def newtonian_line() -> of.Interaction:
 def descend(mu: of.Measure, energy: of.Energy, plan: Plan) -> Descent:
     """JKO steps, every one saved.
 
+    >>> import otflow as of
+    >>> from otflow.papers.aggregation.runs import descend, quartic
     >>> descend(of.Particles([[0.0], [1.0]]), quartic(), ((0.1, 2), (0.5, 1))).t.tolist()
     [0.0, 0.1, 0.2, 0.7]
     """
@@ -116,6 +132,8 @@ def against_explicit(mu: of.Measure, tau: float) -> tuple[float, float, of.dynam
 
     Root mean squares over particles, and what JKO loses and dissipates.
 
+    >>> import otflow as of
+    >>> from otflow.papers.aggregation.runs import against_explicit
     >>> first, second, _ = against_explicit(of.Particles([[0.0], [2.0]]), 0.0625)
     >>> second < first
     True
@@ -132,6 +150,8 @@ def against_explicit(mu: of.Measure, tau: float) -> tuple[float, float, of.dynam
 def scattered(n: int, rng: np.random.Generator) -> of.Particles:
     """A normal cloud about 0 in the plane.
 
+    >>> import numpy as np
+    >>> from otflow.papers.aggregation.runs import scattered
     >>> scattered(5, np.random.default_rng(0)).x.shape
     torch.Size([5, 2])
     """
@@ -142,6 +162,8 @@ def scattered(n: int, rng: np.random.Generator) -> of.Particles:
 def jittered(n: int, rng: np.random.Generator) -> of.Particles:
     """One particle near the middle of each of n small squares: no two so close that a step is not convex.
 
+    >>> import numpy as np
+    >>> from otflow.papers.aggregation.runs import jittered
     >>> jittered(9, np.random.default_rng(0)).x.shape
     torch.Size([9, 2])
     """
@@ -154,6 +176,8 @@ def jittered(n: int, rng: np.random.Generator) -> of.Particles:
 def second_moment(x: Tensor) -> Tensor:
     """mean |x|^2 of clouds (*batch, n, d).
 
+    >>> import torch
+    >>> from otflow.papers.aggregation.runs import second_moment
     >>> second_moment(torch.tensor([[3.0, 4.0]])).item()
     25.0
     """

@@ -60,6 +60,7 @@ class Polytope:
 
         The largest <normal, x> - offset or, off the span, the distance to the span if that is larger.
 
+        >>> from otflow.papers.clusters import hull
         >>> hull([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).excess([0.2, -0.5]).item()
         0.5
         """
@@ -78,6 +79,7 @@ def hull(z: Any) -> Polytope:
     Of a cloud that rescaled attention with V = I moves, the hull never grows (Geshkovski, Letrouit,
     Polyanskiy and Rigollet 2023, Proposition 8.2).
 
+    >>> from otflow.papers.clusters import hull
     >>> K = hull([[0.0, 0.0], [2.0, 0.0], [0.0, 2.0], [0.5, 0.5]])
     >>> K.index.tolist(), K.volume.item(), K.dimension
     ([0, 1, 2], 2.0, 2)
@@ -157,6 +159,7 @@ def violation(z: Any, vertices: Any, A: Any) -> Tensor:
         vertices: (m, d), or any points whose hull it is.
         A: (k, d), a root of Q^T K = A^T A.
 
+    >>> from otflow.papers.clusters import violation
     >>> violation([[2.0, 0.0], [1.0, 0.0]], [[2.0, 0.0], [0.0, 2.0], [-2.0, -2.0]], [[1.0, 0.0], [0.0, 1.0]])
     tensor([0., 1.], dtype=torch.float64)
     """
@@ -179,6 +182,7 @@ def limit_set(vertices: Any, A: Any) -> Tensor:
     Args:
         vertices: (m, d); A: (k, d) with independent columns.
 
+    >>> from otflow.papers.clusters import limit_set
     >>> limit_set([[2.0, 0.0], [-2.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]])
     tensor([[-2.,  0.],
             [ 0.,  0.],
@@ -227,6 +231,7 @@ def distinct(values: Any, tol: float) -> Tensor:
 
     Returns the means, sorted, by the first coordinate first: (k,) or (k, d).
 
+    >>> from otflow.papers.clusters import distinct
     >>> distinct([3.0, 1.0, 1.001, 3.0], 0.01)
     tensor([1.0005, 3.0000], dtype=torch.float64)
     """

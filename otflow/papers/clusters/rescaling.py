@@ -37,6 +37,7 @@ def rescaled(Q: Any, K: Any, V: Any) -> VelocityField:
     Args:
         Q, K: (k, d) with k <= d; V: (d, d).
 
+    >>> from otflow.papers.clusters import rescaled
     >>> import otflow as of
     >>> field = rescaled([[1.0]], [[1.0]], [[1.0]])
     >>> field(0.0, of.Particles([[0.0], [2.0]]))[0].flatten()  # the first sees both, the second itself
@@ -72,6 +73,7 @@ def run(
         stepper, dt: another stepper than ``Dopri5()``, and its step.
         save_at, observe: as for `flow`.
 
+    >>> from otflow.papers.clusters import run
     >>> import torch
     >>> I = torch.eye(1, dtype=torch.float64)
     >>> run([[-3.0], [-1.0], [1.0], [2.0]], I, I, I, t1=12.0).final.x.flatten().round(decimals=3)
@@ -94,6 +96,7 @@ def horizon(x: Any, Q: Any, K: Any, V: Any) -> float:
     not normal, the norms may rise and fall again: the first crossing is looked for on a grid of times with
     sixteen to every doubling, from 1e-3 / |V| on, so that no rise that is longer than that is missed.
 
+    >>> from otflow.papers.clusters import horizon
     >>> round(horizon([[5.0], [-5.0]], [[1.0]], [[1.0]], [[1.0]]), 2)
     15.72
     """
@@ -166,6 +169,7 @@ def attention_matrix(t: float, mu: Any, Q: Any, K: Any, V: Any) -> Tensor:
     Args:
         t: time, below the `horizon`; mu: the tokens z, (*batch, n, d) or `Particles`; Q, K, V: as above.
 
+    >>> from otflow.papers.clusters import attention_matrix
     >>> attention_matrix(0.0, [[0.0], [1.0]], [[1.0]], [[1.0]], [[1.0]])
     tensor([[0.5000, 0.5000],
             [0.2689, 0.7311]], dtype=torch.float64)
@@ -183,6 +187,7 @@ def attention_matrix(t: float, mu: Any, Q: Any, K: Any, V: Any) -> Tensor:
 def undecided(P: Any, tol: float = 1e-6) -> Tensor:
     """Rows with an entry in (tol, 1 - tol), (*batch, n): the tokens that attend to more than one other.
 
+    >>> from otflow.papers.clusters import undecided
     >>> undecided([[1.0, 0.0], [0.5, 0.5]])
     tensor([False,  True])
     """
@@ -193,6 +198,7 @@ def undecided(P: Any, tol: float = 1e-6) -> Tensor:
 def is_boolean(P: Any, tol: float = 1e-6) -> Tensor:
     """Whether every entry is within tol of 0 or 1, (*batch,).
 
+    >>> from otflow.papers.clusters import is_boolean
     >>> is_boolean([[1.0, 0.0], [1e-9, 1.0]]).item()
     True
     """
@@ -202,6 +208,7 @@ def is_boolean(P: Any, tol: float = 1e-6) -> Tensor:
 def boolean_limit(P: Any) -> Tensor:
     """The nearest stochastic matrix of zeros and ones: 1 where a row is largest (the first, if several are).
 
+    >>> from otflow.papers.clusters import boolean_limit
     >>> boolean_limit([[0.9, 0.1], [0.2, 0.8]])
     tensor([[1., 0.],
             [0., 1.]], dtype=torch.float64)
@@ -216,6 +223,7 @@ def rank(P: Any, *, tol: float = 1e-6) -> Tensor:
     Singular values of a Boolean P are the roots of the numbers of tokens that attend to each leader, at least
     n^(-1/2) of the largest: for such P and n < 1/tol^2, it is the rank, and the number of leaders.
 
+    >>> from otflow.papers.clusters import rank
     >>> rank([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]).item()
     2
     """
@@ -229,6 +237,7 @@ def leaders(P: Any, *, least: float = 0.5) -> Tensor:
 
     For a Boolean P these are its columns that are not zero.
 
+    >>> from otflow.papers.clusters import leaders
     >>> leaders([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
     tensor([ True, False,  True])
     """
@@ -256,6 +265,7 @@ def decay(t: Any, cov: Any) -> Tensor:
     Args:
         t: >= 0, any shape (*batch,); cov: S0, (d, d).
 
+    >>> from otflow.papers.clusters import decay
     >>> decay([0.0, 1.0, 50.0], [[1.0]]).flatten()
     tensor([1.0000, 0.3333, 0.0099], dtype=torch.float64)
     """
@@ -285,6 +295,7 @@ def pair_limit(height: Any) -> Tensor:
     Args:
         height: y >= 0.03, any shape; below that, the limit is soon less than the smallest float64.
 
+    >>> from otflow.papers.clusters import pair_limit
     >>> pair_limit([0.5, 2.0])
     tensor([0.1874, 1.9999], dtype=torch.float64)
     """

@@ -25,6 +25,7 @@ ALIKE = 1e-8  # eigenvalues closer than this share of |V| count as equal
 def metric(Q: Any, K: Any) -> Tensor:
     """A = (Q^T K)^(1/2), (d, d), if Q^T K is symmetric and positive definite, as Theorems 3.1 and 5.2 ask.
 
+    >>> from otflow.papers.clusters import metric
     >>> metric([[2.0, 0.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 1.0]])
     tensor([[2., 0.],
             [0., 1.]], dtype=torch.float64)
@@ -59,6 +60,7 @@ def hyperplanes(Q: Any, K: Any, V: Any) -> Hyperplanes:
     hyperplanes with the normal phi* (Theorem 4.2). That is if lambda > 0 is simple, all other eigenvalues are
     smaller in modulus, and <Q phi, K phi> > 0; otherwise an error says what fails.
 
+    >>> from otflow.papers.clusters import hyperplanes
     >>> I = [[1.0, 0.0], [0.0, 1.0]]
     >>> hyperplanes(I, I, [[2.0, 1.0], [0.0, 1.0]]).normal  # tokens end on lines x + y = const
     tensor([1., 1.], dtype=torch.float64)
@@ -91,6 +93,7 @@ def directions(Q: Any, K: Any, V: Any) -> Directions:
     `limit_set`. Needed are Q^T K > 0 and that V is paranormal: lambda > 0, F and G are orthogonal, V maps
     each into itself, and its eigenvalues on G are less than lambda in modulus.
 
+    >>> from otflow.papers.clusters import directions
     >>> I = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     >>> directions(I, I, [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, -0.5]]).basis.abs().sum(1)
     tensor([1., 1., 0.], dtype=torch.float64)

@@ -49,6 +49,8 @@ class Crowd(NamedTuple):
     def packed(self) -> Tensor:
         """The density of least energy: the cells with the least V at the limit, the last one in part.
 
+        >>> import otflow as of
+        >>> from otflow.papers.crowd_motion.runs import SCENES, follow
         >>> crowd = follow(SCENES["bowl"], 16, of.EntropicJKO(0.02), 1)
         >>> round(float(crowd.packed.sum()) * crowd.densities[0].cell, 12)
         1.0
@@ -61,6 +63,8 @@ class Crowd(NamedTuple):
     def least(self) -> float:
         """Its energy, which is the least of all on this grid.
 
+        >>> import otflow as of
+        >>> from otflow.papers.crowd_motion.runs import SCENES, follow
         >>> crowd = follow(SCENES["bowl"], 16, of.EntropicJKO(0.02), 1)
         >>> bool(crowd.least < crowd.energy.min())
         True
@@ -75,6 +79,9 @@ class Crowd(NamedTuple):
     def full_share(self, k: int) -> float:
         """The part of the mass where the density after k steps is within a hundredth of the limit.
 
+        >>> import numpy as np
+        >>> import otflow as of
+        >>> from otflow.papers.crowd_motion.runs import Crowd, SCENES
         >>> scene = SCENES["bowl"]._replace(limit=1.5)
         >>> mu = of.Grid([0.5, 1.5], [[0.25, 0.75]])
         >>> Crowd(scene, np.zeros(1), [mu], np.zeros(1), np.zeros(1), "ok").full_share(0)
@@ -96,6 +103,8 @@ class CrowdOnLine(NamedTuple):
 def bowl(x: Tensor) -> Tensor:
     """|x|^2 / 2.
 
+    >>> import torch
+    >>> from otflow.papers.crowd_motion.runs import bowl
     >>> bowl(torch.tensor([3.0, 4.0])).item()
     12.5
     """
@@ -105,6 +114,8 @@ def bowl(x: Tensor) -> Tensor:
 def past_a_pillar(x: Tensor) -> Tensor:
     """About the distance to the exit, plus a hill.
 
+    >>> import torch
+    >>> from otflow.papers.crowd_motion.runs import EXIT, PILLAR, past_a_pillar
     >>> past_a_pillar(torch.tensor([PILLAR, EXIT])).argmax().item()
     0
     """
@@ -125,6 +136,8 @@ def _one_group(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def follow(scene: Scene, n: int, stepper: of.Stepper, steps: int) -> Crowd:
     """The crowd of a scene on n^2 cells; a run that fails is handed back as far as it came.
 
+    >>> import otflow as of
+    >>> from otflow.papers.crowd_motion.runs import SCENES, follow
     >>> follow(SCENES["bowl"], 16, of.EntropicJKO(0.02), 1).t.tolist()
     [0.0, 0.2]
     """
@@ -142,6 +155,9 @@ def follow(scene: Scene, n: int, stepper: of.Stepper, steps: int) -> Crowd:
 def l1(a: Tensor, b: Tensor, mu: of.Grid) -> float:
     """int |a - b| on the cells of mu.
 
+    >>> import otflow as of
+    >>> import torch
+    >>> from otflow.papers.crowd_motion.runs import l1
     >>> l1(torch.ones(2), torch.zeros(2), of.Grid([0.5, 1.5], [[0.25, 0.75]]))
     1.0
     """
@@ -151,6 +167,7 @@ def l1(a: Tensor, b: Tensor, mu: of.Grid) -> float:
 def halo(eps: float) -> float:
     """The L1 distance at the end between the crowd in the bowl, on 64^2 cells, and the packed one.
 
+    >>> from otflow.papers.crowd_motion.runs import halo
     >>> halo(0.02) > 0.05
     True
     """
@@ -162,6 +179,7 @@ def halo(eps: float) -> float:
 def on_line(n: int) -> CrowdOnLine:
     """Two groups, n intervals of mass.
 
+    >>> from otflow.papers.crowd_motion.runs import on_line
     >>> on_line(20).projected.shape
     (25, 21)
     """

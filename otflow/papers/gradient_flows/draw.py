@@ -23,6 +23,7 @@ FORMULAS = {
 def runs(found: dict[str, Followed]) -> Any:
     """Energies of the four kinds of attention above, errors below.
 
+    >>> from otflow.papers.gradient_flows.draw import runs
     >>> from otflow.papers.gradient_flows.runs import follow, to_follow
     >>> len(runs({"sigmoid": follow(to_follow()["sigmoid"], (0.2, 0.1), t1=0.2)}).axes)
     2
@@ -66,6 +67,7 @@ def _errors(ax: Any, f: Followed) -> None:
 def structure(uneven: dict[str, float], bent: dict[str, dict[str, np.ndarray]], path: DescentPath) -> Any:
     """Asymmetries, curvatures, and an energy that is infinite at first.
 
+    >>> from otflow.papers.gradient_flows.draw import structure
     >>> from otflow.papers.gradient_flows.runs import asymmetries, curvatures, infinite_path
     >>> len(structure(asymmetries(), curvatures(10), infinite_path()).axes)
     3

@@ -44,6 +44,7 @@ class DescentCase(NamedTuple):
 def case(field: of.VelocityField, mu: of.Measure) -> DescentCase:
     """A field with its own descent.
 
+    >>> from otflow.papers.gradient_flows.runs import DEFINITE, EYE, KINDS, case, cloud
     >>> case(KINDS["softmax"](DEFINITE, EYE, -DEFINITE), cloud()).descent
     SteepestDescent(ExponentialInteraction(d=2), Twisted(Partition(d=2)))
     """
@@ -53,6 +54,7 @@ def case(field: of.VelocityField, mu: of.Measure) -> DescentCase:
 def cloud(*, labelled: bool = False) -> of.Particles:
     """Weighted tokens of the plane.
 
+    >>> from otflow.papers.gradient_flows.runs import cloud
     >>> cloud()
     Particles(n=16, d=2, weighted, space=Euclidean())
     """
@@ -64,6 +66,7 @@ def cloud(*, labelled: bool = False) -> of.Particles:
 def law() -> of.Gaussian:
     """A centred Gaussian of the plane.
 
+    >>> from otflow.papers.gradient_flows.runs import law
     >>> law().d
     2
     """
@@ -76,6 +79,7 @@ def law() -> of.Gaussian:
 def asymmetries() -> dict[str, float]:
     """|J - J^T| / |J| for Jacobians of covectors; zero for those of an energy.
 
+    >>> from otflow.papers.gradient_flows.runs import asymmetries
     >>> found = asymmetries()
     >>> found["softmax, weighed by Z"] < 1e-8 < 0.1 < found["softmax"]
     True
@@ -126,6 +130,8 @@ def _gaussian_jacobian(field: Any) -> Any:
 def skew(J: Tensor) -> float:
     """|J - J^T| / |J|.
 
+    >>> import torch
+    >>> from otflow.papers.gradient_flows.runs import skew
     >>> round(skew(torch.tensor([[0.0, 1.0], [0.0, 0.0]])) ** 2, 6)
     2.0
     """
@@ -165,6 +171,7 @@ def to_follow() -> dict[str, DescentCase]:
 
     Its metric depends on the law: frozen at the start of a move, or taken along, the limit is the same.
 
+    >>> from otflow.papers.gradient_flows.runs import to_follow
     >>> len(to_follow())
     7
     """
@@ -181,6 +188,7 @@ def to_follow() -> dict[str, DescentCase]:
 def follow(c: DescentCase, steps: tuple[float, ...], *, t1: float) -> Followed:
     """All runs, saved after every step, and the exact one saved at multiples of 0.0125.
 
+    >>> from otflow.papers.gradient_flows.runs import DEFINITE, EYE, KINDS, case, follow, law
     >>> found = follow(case(KINDS["softmax"](DEFINITE, EYE, -DEFINITE), law()), (0.1,), t1=0.2)
     >>> list(found.runs), len(found.exact), found.excess() < 0
     (['Euler', 'JKO', 'extrapolated'], 17, True)
@@ -203,6 +211,7 @@ def follow(c: DescentCase, steps: tuple[float, ...], *, t1: float) -> Followed:
 def order(errors: dict[float, float]) -> float:
     """The slope of log error against log step, between the last two steps.
 
+    >>> from otflow.papers.gradient_flows.runs import order
     >>> round(order({0.2: 0.08, 0.1: 0.02}), 9)
     2.0
     """
@@ -216,6 +225,9 @@ def order(errors: dict[float, float]) -> float:
 def pairs(count: int) -> tuple[of.Gaussian, of.Gaussian]:
     """Pairs of centred Gaussians whose roots are aligned: their difference is the optimal displacement.
 
+    >>> import otflow as of
+    >>> import torch
+    >>> from otflow.papers.gradient_flows.runs import pairs
     >>> mu, nu = pairs(3)
     >>> bool(torch.allclose(of.wasserstein(mu, nu), (mu.root - nu.root).norm(dim=(-1, -2))))
     True
@@ -228,6 +240,7 @@ def pairs(count: int) -> tuple[of.Gaussian, of.Gaussian]:
 def energies(A: Tensor, *, sign: float = -1.0) -> dict[str, of.Energy]:
     """What softmax and Sinkhorn attention with V = sign A descend on Gaussians.
 
+    >>> from otflow.papers.gradient_flows.runs import EYE, energies
     >>> energies(EYE)["softmax"]
     SquaredScores(d=2)
     """
@@ -238,6 +251,7 @@ def energies(A: Tensor, *, sign: float = -1.0) -> dict[str, of.Energy]:
 def curvatures(count: int) -> dict[str, dict[str, np.ndarray]]:
     """Second derivatives of energies along Bures geodesics of length one, at three points of each.
 
+    >>> from otflow.papers.gradient_flows.runs import curvatures
     >>> {name: bool(found["softmax"].min() > 0) for name, found in curvatures(50).items()}
     {'definite': True, 'of both signs': False, 'definite, V = A': False}
     """
@@ -274,6 +288,7 @@ def infinite_path() -> DescentPath:
 
     With diagonal A and S the variances are s / (1 + 2 a^2 s t), and a s reaches one at (a s - 1) / (2 a^2 s).
 
+    >>> from otflow.papers.gradient_flows.runs import infinite_path
     >>> infinite_path().F[0], round(infinite_path().last, 9)
     (np.float64(inf), 0.3)
     """

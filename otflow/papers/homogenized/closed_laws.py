@@ -37,6 +37,7 @@ def simplex(n: int, d: int, gamma: float = 0.0) -> Particles:
     Args:
         n: number of tokens, in [2, d]; gamma: in (-1/(n - 1), 1].
 
+    >>> from otflow.papers.homogenized import simplex
     >>> x = simplex(3, 4, 0.5).x
     >>> (x @ x.mT)[0]
     tensor([1.0000, 0.5000, 0.5000], dtype=torch.float64)
@@ -97,6 +98,7 @@ def simplex_ratios(
         d: dimension, or infinity.
         samples, rng: for g; every gamma sees the same numbers, so that g is smooth.
 
+    >>> from otflow.papers.homogenized import simplex_ratios
     >>> simplex_ratios(0.0, 8, 0.0).f.item(), simplex_ratios(0.0, 8, 0.0).g.item()
     (0.125, 0.125)
     >>> ratios = simplex_ratios([0.0, 1.0], 8, 3.0)
@@ -163,6 +165,7 @@ def simplex_velocity(gamma: Any, f: Any, g: Any, d: float = math.inf) -> Tensor:
     Args:
         gamma: in [-1, 1]; f, g: `simplex_ratios` at gamma; d: dimension, or infinity.
 
+    >>> from otflow.papers.homogenized import simplex_velocity
     >>> simplex_velocity(0.0, 0.125, 0.125, 64).item(), simplex_velocity(0.0, 0.125, 0.125).item()
     (0.12109375, 0.125)
 
@@ -189,6 +192,7 @@ def simplex_overlap(
         n, b, d, samples, rng: as in `simplex_ratios`, tabulated at 33 values of gamma; n <= d.
         gamma0: at time zero, in (-1/(n - 1), 1].
 
+    >>> from otflow.papers.homogenized import simplex_overlap
     >>> simplex_overlap([0.0, 1.44, 2.88], 8, 0.0)  # beta = 0: m = gamma + (1 - gamma)/n is logistic
     tensor([0.0000, 0.2870, 0.6776], dtype=torch.float64)
     """
@@ -245,6 +249,7 @@ def logistic(t: Any, u0: Any) -> Tensor:
     Args:
         t: rescaled time, >= 0; u0: mean overlap at time zero, in [0, 1].
 
+    >>> from otflow.papers.homogenized import logistic
     >>> logistic([0.0, 1.0], 0.5)
     tensor([0.5000, 0.7311], dtype=torch.float64)
 
@@ -267,6 +272,7 @@ def aligned_probability(u0: Any) -> Tensor:
     Args:
         u0: overlap at time zero, in [-1, 1].
 
+    >>> from otflow.papers.homogenized import aligned_probability
     >>> aligned_probability([-1.0, 0.0, 0.5])
     tensor([0.0000, 0.5000, 0.6667], dtype=torch.float64)
 
@@ -300,6 +306,7 @@ def low_temperature_paths(
         t: increasing times >= 0, the clock of `chain` over d.
         samples, rng, dt, c: number of paths, seed, step, and the c above.
 
+    >>> from otflow.papers.homogenized import low_temperature_paths
     >>> u = low_temperature_paths([0.0, 0.5], [1.0, 20.0], samples=500, rng=0)
     >>> u.shape, round((u[-1].abs() > 0.99).double().mean().item(), 1)
     (torch.Size([2, 500, 2]), 1.0)

@@ -41,6 +41,8 @@ def s_matrix(x: Any, *, weights: GaussianWeights, beta: float, draws: int = 1024
         draws: of A, for each member of the batch; the error is that of a mean of so many numbers in [-1, 1].
         rng: a seed or a generator.
 
+    >>> import torch
+    >>> from otflow.papers.homogenized import GaussianWeights, s_matrix
     >>> x = torch.eye(2, dtype=torch.float64)
     >>> s_matrix(x, weights=GaussianWeights(2), beta=0.0, rng=0)
     tensor([[0.5000, 0.5000],
@@ -72,6 +74,8 @@ def overlap_drift(R: Any, s: Any, d: int) -> Tensor:
         s: `s_matrix`, of the same shape.
         d: dimension of tokens; time is the rescaled clock.
 
+    >>> import torch
+    >>> from otflow.papers.homogenized import overlap_drift
     >>> R = torch.eye(2, dtype=torch.float64)
     >>> overlap_drift(R, torch.full((2, 2), 0.5), 4)[0, 1].item()  # s (d - 2) / d
     0.25
@@ -89,6 +93,8 @@ def overlap_bracket(R: Any, s: Any, d: int) -> Tensor:
     Args:
         R, s, d: as in `overlap_drift`.
 
+    >>> import torch
+    >>> from otflow.papers.homogenized import overlap_bracket
     >>> R = torch.eye(2, dtype=torch.float64)
     >>> overlap_bracket(R, torch.full((2, 2), 0.5), 4)[0, 1].item()
     0.25
@@ -115,6 +121,8 @@ def flat_drift(R: Any, d: int) -> Tensor:
     Args:
         R: overlaps (*batch, n, n); d: dimension of tokens.
 
+    >>> import torch
+    >>> from otflow.papers.homogenized import flat_drift
     >>> flat_drift(torch.eye(2), 4)[0, 1].item()
     0.25
     """
@@ -138,6 +146,8 @@ class ExpectedAttention(VelocityField):
             heads, overlaps along a run were seen to differ by up to 0.03 from one seed to another.
         rng: a seed or a generator.
 
+    >>> from otflow import Particles, Sphere
+    >>> from otflow.papers.homogenized import ExpectedAttention, GaussianWeights
     >>> x = Particles([[1.0, 0.0], [0.0, 1.0]], space=Sphere())
     >>> ExpectedAttention(GaussianWeights(2, mean_V=2.0), 0.0, rng=0)(0.0, x)[0]
     tensor([[0., 1.],
@@ -192,6 +202,8 @@ class HeadNoise(Noise):
         draws: heads in every step, at least 2.
         path, rng: as in `Noise`; W has shape (*batch, n, d), or (*batch, n d + draws) with a mean.
 
+    >>> import torch
+    >>> from otflow.papers.homogenized import ExpectedAttention, GaussianWeights, HeadNoise
     >>> import otflow as of
     >>> mu = of.Particles(torch.eye(3), space=of.Sphere())
     >>> noise = HeadNoise(GaussianWeights(3), 1.0, rng=0)
@@ -279,6 +291,7 @@ def ode(
         weights, beta, draws, rng: as in `ExpectedAttention`.
         t1, save_at: as in `otflow.flow`, by the adaptive `Dopri5`.
 
+    >>> from otflow.papers.homogenized import GaussianWeights, ode
     >>> law = GaussianWeights(2, mean_V=1.0)
     >>> end = ode([[1.0, 0.0], [0.0, 1.0]], weights=law, beta=0.0, t1=9.0, rng=0).final
     >>> (end.x[0] @ end.x[1]).item() > 0.999
@@ -316,6 +329,8 @@ def sde(
             takes it away.
         samples: so many copies of x0, as a new first axis.
 
+    >>> import torch
+    >>> from otflow.papers.homogenized import GaussianWeights, sde
     >>> law = GaussianWeights(3)
     >>> sde(torch.eye(3), weights=law, beta=1.0, t1=0.2, dt=0.1, rng=0, samples=4).final
     Particles(n=3, d=3, batch=(4,), space=Sphere(tol=1e-06))

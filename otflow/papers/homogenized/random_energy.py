@@ -34,6 +34,7 @@ def critical_scale(n: Any) -> Tensor:
     Args:
         n: number of tokens, >= 2.
 
+    >>> from otflow.papers.homogenized import critical_scale
     >>> round(critical_scale(2000).item(), 4)
     3.8989
 
@@ -50,6 +51,7 @@ def frozen_participation(b: Any, n: Any) -> Tensor:
     Args:
         b: scale of scores, >= 0; n: number of tokens, >= 2.
 
+    >>> from otflow.papers.homogenized import critical_scale, frozen_participation
     >>> frozen_participation([0.0, 2 * critical_scale(100).item()], 100)
     tensor([0.0000, 0.5000], dtype=torch.float64)
     """
@@ -71,6 +73,7 @@ def participation(b: Any, n: Any, *, d: float = math.inf) -> Tensor:
         n: number of tokens, in [2, 1e8], broadcast against b.
         d: dimension, or infinity.
 
+    >>> from otflow.papers.homogenized import participation
     >>> participation([0.0, 1.0, 3.0], 4)
     tensor([0.2500, 0.3920, 0.6871], dtype=torch.float64)
     """
@@ -93,6 +96,7 @@ def chi_rule(d: float, nodes: int = 24) -> tuple[Array, Array]:
     F may change at any small scale, which for d < 32 has a weight that Gauss' nodes miss: there it is a sum
     over equal steps of tau, r = exp(tau - e^-tau).
 
+    >>> from otflow.papers.homogenized.random_energy import chi_rule
     >>> r, p = chi_rule(5)
     >>> round(float(p @ r**4), 9)  # (d + 2) / d
     1.4
@@ -184,6 +188,7 @@ def collapse_diagram(
         sigma_A: deviation of the entries of W and W', by default 1/sqrt(d).
         finite: average over |W'^T x| at this d, rather than take its limit.
 
+    >>> from otflow.papers.homogenized import collapse_diagram
     >>> diagram = collapse_diagram([0.0, 100.0], [16, 256], 64)
     >>> diagram.rate.shape, round(diagram.time[0, 0].item(), 4)
     (torch.Size([2, 2]), 2.9574)

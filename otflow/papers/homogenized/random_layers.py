@@ -193,6 +193,8 @@ def chain(
         antithetic: members 2j and 2j + 1 of the flattened batch get opposite G in V (Gaussian weights).
         save_at: increasing numbers of layers in [0, layers] to save at; by default 0 and the last.
 
+    >>> import torch
+    >>> from otflow.papers.homogenized import GaussianWeights, chain
     >>> run = chain(torch.eye(3), weights=GaussianWeights(3), beta=1.0, eta=0.1, layers=50, rng=0, samples=4)
     >>> run
     ChainRun(layers=50, x=(2, 4, 3, 3), eta=0.1, heads=1)

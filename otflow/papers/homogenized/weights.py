@@ -33,6 +33,8 @@ class GaussianWeights:
         sigma_V, sigma_A: deviations of entries, in [0, 1e150].
         mean_V, mean_A: a number, for that multiple of the identity, or (d, d).
 
+    >>> import numpy as np
+    >>> from otflow.papers.homogenized import GaussianWeights
     >>> law = GaussianWeights(64)
     >>> law.sigma_V**2 * 64, law.logit_scale(8.0), law.effective_beta(8.0)
     (1.0, 1.0, 8.0)

@@ -59,6 +59,7 @@ def curve(sign: float, ns: Sequence[int], *, masked: bool) -> SmoothnessCurve:
 def exponent(n: Any, values: Any) -> float:
     """The exponent of n, from n = 30 on, where n and n - 1 are alike.
 
+    >>> from otflow.papers.how_smooth.runs import exponent
     >>> round(exponent([10, 30, 300], [9.0, 3.0, 30.0]), 9)
     1.0
     """
@@ -69,6 +70,7 @@ def exponent(n: Any, values: Any) -> float:
 def in_disc(R: float, n: int) -> of.Particles:
     """Some clouds of n tokens drawn uniformly in the disc, labelled in the order in which they were drawn.
 
+    >>> from otflow.papers.how_smooth.runs import in_disc
     >>> in_disc(1.0, 400)
     Particles(n=400, d=2, batch=(2,), labelled, space=Euclidean())
     """

@@ -30,6 +30,8 @@ def ball(z: Any, R: float, time: float = 1.0, *, towards: Any = None, phase: str
     Args:
         z: unit vector (d,); R: angle, in (0, pi); time: how long; towards: unit vector, z if left out.
 
+    >>> import numpy as np
+    >>> from otflow.papers.interpolation import ball
     >>> gate = ball([0.0, 0.0, 1.0], 0.5)
     >>> gate.gate(np.array([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0]])) > 0
     array([ True, False])

@@ -165,6 +165,7 @@ def interpolate(
     reported. Sources alike in all points cannot have different targets. `ConvergenceError` says which step
     failed; if all went well but errors are above tol, it carries the path.
 
+    >>> from otflow.papers.interpolation import interpolate
     >>> import otflow as of
     >>> clouds = [of.Particles([[1.0, 0.0, 0.0], [0.8, 0.6, 0.0]], space=of.Sphere()),
     ...           of.Particles([[1.0, 0.0, 0.0], [0.8, 0.0, 0.6]], space=of.Sphere())]

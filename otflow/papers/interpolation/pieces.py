@@ -226,6 +226,8 @@ class MeanAttention(TokenField):
     Args:
         V: (d, d) or `Layers`.
 
+    >>> from otflow import Layers
+    >>> from otflow.papers.interpolation import MeanAttention
     >>> import otflow as of
     >>> mu = of.Particles([[0.0], [1.0]])
     >>> MeanAttention(Layers([[[2.0]]]))(0.0, mu)[0].flatten()

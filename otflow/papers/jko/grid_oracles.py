@@ -30,6 +30,7 @@ KELLER_TAU, KELLER_WIDTH, KELLER_DEVIATION = 5e-4, 3.0, 0.2
 def profile(n: int, R: float) -> Tensor:
     """Barenblatt's density, m = 2, on n^2 cells, of radius R in units of that at t = 1.
 
+    >>> from otflow.papers.jko.grid_oracles import profile
     >>> round(float(profile(32, 0.2).mean()), 5)
     1.0
     """
@@ -39,6 +40,7 @@ def profile(n: int, R: float) -> Tensor:
 def radius(tau: float) -> float:
     """The R of the exact scheme at the end.
 
+    >>> from otflow.papers.jko.grid_oracles import END, radius
     >>> radius(1e-3) < END**0.25
     True
     """
@@ -48,6 +50,8 @@ def radius(tau: float) -> float:
 def spread(n: int, stepper: of.Stepper, tau: float) -> Tensor:
     """The density at the end of a run from Barenblatt's profile.
 
+    >>> import otflow as of
+    >>> from otflow.papers.jko.grid_oracles import spread
     >>> spread(32, of.EntropicJKO(1e-3), 3e-3).shape
     torch.Size([32, 32])
     """
@@ -58,6 +62,7 @@ def spread(n: int, stepper: of.Stepper, tau: float) -> Tensor:
 def barenblatt_oracle(n: int, taus: tuple[float, ...]) -> Oracle:
     """The benchmark: d = m = 2, mass one, t from 0.001 to 0.004, n^2 cells.
 
+    >>> from otflow.papers.jko.grid_oracles import barenblatt_oracle
     >>> barenblatt_oracle(32, (1e-3,)).name
     'porous medium, m = 2, grid 32 x 32'
     """
@@ -77,6 +82,8 @@ class Blurred(NamedTuple):
 def blurred(n: int, stepper: of.Stepper) -> Blurred:
     """The same for one step tau and any stepper, which may blur.
 
+    >>> import otflow as of
+    >>> from otflow.papers.jko.grid_oracles import blurred
     >>> blurred(32, of.EntropicJKO(1e-2)).scheme > 0.1
     True
     """
@@ -90,6 +97,7 @@ def blurred(n: int, stepper: of.Stepper) -> Blurred:
 def normal(n: int, sigma: float) -> Tensor:
     """The means over n^2 cells of the density of N(0, sigma^2 I).
 
+    >>> from otflow.papers.jko.grid_oracles import normal
     >>> round(float(normal(32, 0.1).mean()), 5)
     1.0
     """
@@ -100,6 +108,7 @@ def normal(n: int, sigma: float) -> Tensor:
 def heat_oracle(n: int, halvings: int) -> Oracle:
     """The heat equation in the plane: along each axis the scheme is that of the line.
 
+    >>> from otflow.papers.jko.grid_oracles import heat_oracle
     >>> heat_oracle(32, 1).name
     'heat equation, grid 32 x 32'
     """
@@ -117,6 +126,9 @@ def heat_oracle(n: int, halvings: int) -> Oracle:
 def attraction(h: float) -> Callable[[Tensor, Tensor], Tensor]:
     """log|x - y| / (2 pi) between the centres of squares of width h; a square sees its own mean.
 
+    >>> import math
+    >>> import torch
+    >>> from otflow.papers.jko.grid_oracles import attraction
     >>> x = torch.tensor([[0.0, 0.0]], dtype=torch.float64)
     >>> round(float(attraction(1.0)(x, x)) * 2 * math.pi, 4)
     -1.0612
@@ -127,6 +139,7 @@ def attraction(h: float) -> Callable[[Tensor, Tensor], Tensor]:
 def keller_rate(share: float, n: int) -> float:
     """(M2' - M2 + W2^2) / tau of one JKO step from a Gaussian, for the mass 8 pi share.
 
+    >>> from otflow.papers.jko.grid_oracles import keller_rate
     >>> round(keller_rate(0.0, 48), 1)
     4.0
     """

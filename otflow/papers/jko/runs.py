@@ -58,6 +58,7 @@ class GaussianOracle(NamedTuple):
 def law() -> GaussianOracle:
     """A fixed draw.
 
+    >>> from otflow.papers.jko.runs import law
     >>> bool((law().A @ law().K == law().K @ law().A).all())
     False
     """
@@ -69,6 +70,8 @@ def law() -> GaussianOracle:
 def apart(p: of.Gaussian, q: of.Gaussian) -> float:
     """The largest difference between entries of means and covariances.
 
+    >>> import otflow as of
+    >>> from otflow.papers.jko.runs import apart
     >>> apart(of.Gaussian([0.0], root=[[1.0]]), of.Gaussian([0.5], root=[[1.0]]))
     0.5
     """
@@ -78,6 +81,8 @@ def apart(p: of.Gaussian, q: of.Gaussian) -> float:
 def fokker_planck(frame: Frame) -> list[Oracle]:
     """A potential and entropy; the same for a solver that is not told that all is quadratic; interaction.
 
+    >>> from otflow.papers.jko.runs import fokker_planck
+    >>> from otflow.reproduce.frame import Frame
     >>> len(fokker_planck(Frame(quick=True)))
     3
     """
@@ -109,6 +114,7 @@ class Bracket(NamedTuple):
 def brackets() -> dict[float, Bracket]:
     """Softmax attention with V = I and A = -H on centred Gaussians, for every tau.
 
+    >>> from otflow.papers.jko.runs import brackets
     >>> bool(brackets()[0.1].explicit.trace() < brackets()[0.1].implicit.trace())
     True
     """
@@ -128,6 +134,7 @@ def brackets() -> dict[float, Bracket]:
 def attention_scheme(tau: float) -> Tensor:
     """H^(-1/2) Z H^(-1/2) after steps Z' (I + tau Z')^2 = Z: a cubic equation for every eigenvalue.
 
+    >>> from otflow.papers.jko.runs import attention_scheme
     >>> attention_scheme(0.1).shape
     torch.Size([2, 2])
     """
@@ -147,6 +154,7 @@ def _cubic(z: np.ndarray, tau: float) -> np.ndarray:
 def attention(each: dict[float, Bracket]) -> Oracle:
     """The implicit steps of `brackets` as an oracle.
 
+    >>> from otflow.papers.jko.runs import attention, brackets
     >>> sorted(attention(brackets()).solver)
     [0.025, 0.05, 0.1]
     """
@@ -164,6 +172,7 @@ def attention(each: dict[float, Bracket]) -> Oracle:
 def on_line(n: int) -> list[tuple[Oracle, Oracle]]:
     """The heat equation and two porous media: on n intervals, and extrapolated from n / 2 and n.
 
+    >>> from otflow.papers.jko.runs import on_line
     >>> [plain.name.split(",")[0] for plain, refined in on_line(40)]
     ['heat equation', 'porous medium', 'porous medium']
     """
@@ -202,6 +211,7 @@ def _both(
 def root_mean_square(ppf: Callable[[np.ndarray], Any]) -> float:
     """(int ppf^2 ds)^(1/2): the laws of a X and b X are |a - b| times this apart.
 
+    >>> from otflow.papers.jko.runs import root_mean_square
     >>> round(root_mean_square(lambda s: 2 * s - 1), 9)  # 1 / sqrt(3)
     0.577350269
     """
@@ -224,6 +234,7 @@ class Spread(NamedTuple):
 def aggregation() -> Oracle:
     """W = |x|^2 / 2 between 40 particles with weights: the flow is c + exp(-t) (x - c), c their centre.
 
+    >>> from otflow.papers.jko.runs import aggregation
     >>> max(aggregation().solver.values()) < 1e-10
     True
     """
@@ -239,6 +250,7 @@ def aggregation() -> Oracle:
 def spread(n: int, tau: float) -> Spread:
     """The flow of -1/2 iint |x - y| from n particles in a disc of radius 1e-6: RK4, and JKO from t = 1/2.
 
+    >>> from otflow.papers.jko.runs import spread
     >>> round(float(spread(20, 0.125).radius[-1]), 2)
     0.78
     """

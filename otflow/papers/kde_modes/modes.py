@@ -40,6 +40,7 @@ def count_modes(x: Any, beta: Any) -> Tensor:
         x: tokens (*batch, n), in any order, repetitions allowed.
         beta: inverse squared bandwidth, > 0; one, or one for each member of the batch (broadcast).
 
+    >>> from otflow.papers.kde_modes import count_modes
     >>> count_modes([0.0, 2.01], 1.0).item(), count_modes([0.0, 1.99], 1.0).item()
     (2, 1)
     """
@@ -53,6 +54,7 @@ def certified_modes(x: Any, beta: Any) -> ModeCount:
     P' is, on some piece, nothing but rounding: a flat maximum, which is counted anyhow, or nearly an
     inflection point, where there may be one mode more. Two tokens 2 bandwidths apart:
 
+    >>> from otflow.papers.kde_modes import certified_modes
     >>> certified_modes([0.0, 2.0], 1.0)
     ModeCount(modes=tensor(1), undecided=tensor(1))
     """
@@ -75,6 +77,7 @@ def mode_positions(x: Any, beta: float) -> Tensor:
     By Newton's method on the expansions in which they were counted, to a few units in the last place of a
     bandwidth, and of x, unless the maximum is flat.
 
+    >>> from otflow.papers.kde_modes import mode_positions
     >>> mode_positions([0.0, 5.0, 5.0], 1.0).round(decimals=4)
     tensor([0.0000, 5.0000], dtype=torch.float64)
     """
@@ -98,6 +101,7 @@ def count_modes_circle(theta: Any, beta: float) -> Tensor:
         theta: angles (*batch, n), any real numbers.
         beta: inverse temperature, one number > 0.
 
+    >>> from otflow.papers.kde_modes import count_modes_circle
     >>> count_modes_circle([0.0, 3.1], 1.0).item(), count_modes_circle([0.0, 3.1], 0.1).item()
     (2, 2)
     """
@@ -117,6 +121,7 @@ def clusters_of_state(theta: Any, beta: float) -> Tensor:
     Tokens less than a bandwidth apart are in one cluster. In a metastable state, when tokens on the circle
     have formed clusters that have not merged yet, this is the number of those clusters.
 
+    >>> from otflow.papers.kde_modes import clusters_of_state
     >>> clusters_of_state([0.0, 0.01, 3.0, 6.28], beta=25.0).item()
     2
     """
@@ -159,6 +164,7 @@ def expected_modes(n: Any, beta: Any) -> Tensor:
     Within 3 % of simulations from beta = n^0.6 on (n = 20,000), and 1 % from n^0.7 on, without limit: every
     token is a mode in the end. Its law at n -> infinity is `asymptotic_constant` (b) sqrt(beta log beta).
 
+    >>> from otflow.papers.kde_modes import expected_modes
     >>> expected_modes(20_000, 20_000).round().item()
     194.0
     """
@@ -175,6 +181,7 @@ def mode_density(t: Any, n: Any, beta: Any) -> Tensor:
     simpler sqrt(beta) M(nu) exp(-A_t) with `drift_damping` is its limit for beta >> n^(2/3). For n = 20,000
     its integral is lower by 0.6 % at beta = n^0.6, and by a fifth at n^0.4.
 
+    >>> from otflow.papers.kde_modes import mode_density
     >>> mode_density(3.0, 10_000, 300.0)
     tensor(2.4287, dtype=torch.float64)
     """
@@ -190,6 +197,7 @@ def kac_rice_density(t: Any, n: Any, beta: Any) -> Tensor:
     modes (Kac 1943, Rice 1944). For beta >> n^(2/3) this is 0.194924 sqrt(beta) exp(-A_t). F is Gaussian
     where many tokens lie within a bandwidth of t; where there are none, the formula is meaningless.
 
+    >>> from otflow.papers.kde_modes import kac_rice_density
     >>> kac_rice_density(2.0, 1e6, 1e4) / 100
     tensor(0.0901, dtype=torch.float64)
     """
@@ -213,6 +221,7 @@ def kac_rice_modes(n: Any, beta: Any, *, between: tuple[float, float] | None = N
 
     The modes of the sparse tails are not in it.
 
+    >>> from otflow.papers.kde_modes import kac_rice_modes
     >>> kac_rice_modes(1000, 1000).round(decimals=1)
     tensor(31.8000, dtype=torch.float64)
     """
@@ -240,6 +249,7 @@ def drift_damping(t: Any, n: Any, beta: Any) -> Tensor:
 
     Modes survive where A_t is small. (It is E[F]^2 / (2 Var F) for beta >> 1, linear in n.)
 
+    >>> from otflow.papers.kde_modes import drift_damping
     >>> drift_damping(1.0, 1000, 100.0)
     tensor(0.8578, dtype=torch.float64)
     """
@@ -253,6 +263,7 @@ def belt(n: Any, beta: Any) -> tuple[Tensor, Tensor]:
 
     Where all but a vanishing share of the modes are, with both signs of t (arXiv 2412.09080).
 
+    >>> from otflow.papers.kde_modes import belt
     >>> belt(10_000, 300.0)
     (tensor(1.1443, dtype=torch.float64), tensor(3.5661, dtype=torch.float64))
     """
@@ -269,6 +280,7 @@ def asymptotic_constant(b: Any) -> Tensor:
     The width of the belt times 0.194924 = sqrt(3/2) / (2 pi), the density of modes of noise. The limit is
     approached like 1 / log n.
 
+    >>> from otflow.papers.kde_modes import asymptotic_constant
     >>> asymptotic_constant(1.0)
     tensor(0.3898, dtype=torch.float64)
     """

@@ -59,6 +59,7 @@ def shot_noise_modes(nu: Any) -> Tensor:
     Args:
         nu: tokens per bandwidth, >= 0, of any shape.
 
+    >>> from otflow.papers.kde_modes import shot_noise_modes
     >>> shot_noise_modes([0.0, 0.1, 1.0, 1e9])
     tensor([0.0000, 0.0812, 0.1942, 0.1949], dtype=torch.float64)
     """

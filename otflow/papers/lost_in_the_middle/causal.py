@@ -45,6 +45,7 @@ class CausalAlibi(VelocityField):
         modes: number of Fourier modes of w'; by default so many that the others are below 1e-14 of
             2 sum_n n I_n(beta). The number is kept as ``modes``.
 
+    >>> from otflow.papers.lost_in_the_middle import CausalAlibi, tokens
     >>> import numpy as np
     >>> field = CausalAlibi(beta=1.0, lam=1.0)
     >>> field
@@ -149,6 +150,7 @@ def _sequence(mu: Measure) -> tuple[Tensor, Tensor | None]:
 def tokens(theta: Any) -> Particles:
     """Angles (*batch, N), in the order of the sequence, as tokens on the circle; angles count modulo 2 pi.
 
+    >>> from otflow.papers.lost_in_the_middle import tokens
     >>> tokens([0.0, 1.0, 2.0])
     Particles(n=3, d=1, space=Torus(period=6.283185307179586))
     """
@@ -161,6 +163,7 @@ def tokens(theta: Any) -> Particles:
 def angles(mu: Measure) -> Tensor:
     """Angles (*batch, N) of tokens, in the order of the sequence: that of the labels, if there are any.
 
+    >>> from otflow.papers.lost_in_the_middle import angles, tokens
     >>> angles(tokens([0.0, 7.0]))
     tensor([0.0000, 0.7168], dtype=torch.float64)
     """
@@ -177,6 +180,7 @@ def prompts(
     Args:
         N: number of tokens; M: number of words; rng: a generator or a seed; batch: how many prompts.
 
+    >>> from otflow.papers.lost_in_the_middle import angles, prompts
     >>> import numpy as np
     >>> angles(prompts(4, 2, rng=np.random.default_rng(0), batch=(2,))).shape
     torch.Size([2, 4])
@@ -208,6 +212,7 @@ def correlations(theta0: Any, reader: Any, n: int = 1) -> Estimate:
     Args:
         theta0: angles (B, N) at the start; reader: angles (B,) of the last token later; n: Fourier mode.
 
+    >>> from otflow.papers.lost_in_the_middle import correlations
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> correlations(rng.uniform(0, 6.28, (100, 8)), rng.uniform(0, 6.28, 100)).value.shape
@@ -226,6 +231,7 @@ def gradient_correlations(theta0: Any, reader: Any, slope: Any, n: int = 1) -> E
     Args:
         theta0: angles (B, N); reader: angles (B,); slope: (B, N), by autograd; n: Fourier mode.
 
+    >>> from otflow.papers.lost_in_the_middle import gradient_correlations
     >>> gradient_correlations([[0.0, 1.0], [2.0, 3.0]], [1.0, 3.0], [[0.5, 1.0], [0.5, 1.0]]).value
     tensor([0.2702, 1.0000], dtype=torch.float64)
     """
@@ -245,6 +251,7 @@ def soft_accuracy(reader: Any, star: Any, M: int) -> Tensor:
     Args:
         reader, star: angles, which broadcast; M: number of words.
 
+    >>> from otflow.papers.lost_in_the_middle import soft_accuracy
     >>> soft_accuracy(0.0, [0.0, 6.283185307179586, 0.5], 8)
     tensor([1.0000, 1.0000, 0.4445], dtype=torch.float64)
     """

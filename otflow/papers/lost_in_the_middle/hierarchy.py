@@ -113,6 +113,7 @@ def correlation_functions(
             they do not suffice any more, there is an error.
         hops: number of steps of attention that are kept, at least 2 for `Correlations.between`.
 
+    >>> from otflow.papers.lost_in_the_middle import correlation_functions
     >>> import numpy as np
     >>> uniform = correlation_functions(lambda theta: np.ones_like(theta), 1.0, 1.0)
     >>> uniform.between(1.0, [0.1, 0.5], 1.0, q=1).real

@@ -35,6 +35,7 @@ def graphon(sigma: Any, sigma0: Any, lam: Any) -> Tensor:
     Args:
         sigma: positions in (0, 1]; sigma0: positions in [0, 1]; lam: slopes >= 0. They broadcast.
 
+    >>> from otflow.papers.lost_in_the_middle import graphon
     >>> graphon(0.5, [0.25, 0.75], 0.0)
     tensor([2., 0.], dtype=torch.float64)
 
@@ -57,6 +58,7 @@ def depth(sigma: Any, sigma0: Any, lam: Any) -> Tensor:
     Args:
         sigma: positions in (0, 1]; sigma0: positions in (0, 1); lam: slopes >= 0. They broadcast.
 
+    >>> from otflow.papers.lost_in_the_middle import depth
     >>> depth(1.0, 0.5, 0.0)
     tensor(0.6931, dtype=torch.float64)
     """
@@ -72,6 +74,7 @@ def coupling(n: Any, beta: Any) -> Tensor:
     Args:
         n: whole numbers >= 1; beta: inverse temperatures, 0 or from 1e-100 to 700. They broadcast.
 
+    >>> from otflow.papers.lost_in_the_middle import coupling
     >>> coupling([1, 2], 1.0)
     tensor([0.5652, 0.5430], dtype=torch.float64)
     """
@@ -89,6 +92,7 @@ def response(t: Any, sigma: Any, sigma0: Any, a: Any, lam: Any) -> Tensor:
     Args:
         t: times >= 0; sigma: in (0, 1]; sigma0: in (0, 1); a: couplings >= 0; lam: slopes >= 0.
 
+    >>> from otflow.papers.lost_in_the_middle import response
     >>> response(1.0, 1.0, 0.5, a=2.0, lam=0.0)
     tensor(3.7463, dtype=torch.float64)
 
@@ -112,6 +116,7 @@ def retrieval_profile(sigma0: Any, t: Any, beta: Any, lam: Any, M: int, modes: i
         M: number of words, at least 2.
         modes: number of terms of the sum.
 
+    >>> from otflow.papers.lost_in_the_middle import retrieval_profile
     >>> retrieval_profile([0.05, 0.3, 0.9], 1.0, beta=1.0, lam=1.0, M=8)
     tensor([1.4198, 1.1981, 1.5455], dtype=torch.float64)
 
@@ -130,6 +135,7 @@ def hop(m: int, sigma0: Any, t: Any, beta: Any, lam: Any, M: int, *, modes: int 
     One hop is the graphon, which rises towards the end (recency); two hops rise like log(1/sigma_0) towards
     the beginning (primacy). The sum over m is `retrieval_profile`, whose other arguments these are.
 
+    >>> from otflow.papers.lost_in_the_middle import hop
     >>> parts = [hop(m, 0.5, 1.0, 1.0, 1.0, 8).item() for m in (1, 2, 3)]
     >>> [round(part, 4) for part in parts]
     [0.9936, 0.249, 0.0219]
@@ -156,6 +162,7 @@ def critical_time(beta: Any, lam: Any, M: int, modes: int = 20) -> Tensor:
     Args:
         beta: from 1e-100 to 700; lam: >= 0. They broadcast. M: number of words; modes: number of terms.
 
+    >>> from otflow.papers.lost_in_the_middle import critical_time
     >>> critical_time([1.0, 2.0], 1.0, 8)
     tensor([2.4575, 0.6007], dtype=torch.float64)
 
@@ -174,6 +181,7 @@ def critical_time(beta: Any, lam: Any, M: int, modes: int = 20) -> Tensor:
 def dominant_mode(beta: Any) -> Tensor:
     """The n that maximises a_n = n^2 I_n(beta): 1 for small beta, about (2 beta)^(1/2) for large.
 
+    >>> from otflow.papers.lost_in_the_middle import dominant_mode
     >>> dominant_mode([1.0, 2.0, 50.0])
     tensor([ 1,  2, 10])
     """
@@ -190,6 +198,7 @@ def u_shape_time(beta: Any, lam: Any) -> Tensor:
     Args:
         beta: from 1e-100 to 700; lam: >= 0. They broadcast.
 
+    >>> from otflow.papers.lost_in_the_middle import u_shape_time
     >>> u_shape_time([1.0, 2.0, 3.0], 1.0)
     tensor([2.2370, 0.4588, 0.1408], dtype=torch.float64)
 
@@ -204,6 +213,7 @@ def u_shape_time(beta: Any, lam: Any) -> Tensor:
 def accuracy(score: Any, N: int, M: int) -> Tensor:
     """(pi/2)^(1/2) / M + (2 pi)^(1/2) S / (M N): the soft accuracy that belongs to a score S at length N.
 
+    >>> from otflow.papers.lost_in_the_middle import accuracy
     >>> accuracy(0.0, 64, 8)
     tensor(0.1567, dtype=torch.float64)
     """
@@ -217,6 +227,7 @@ def predicted_accuracy(
 ) -> Tensor:
     """`accuracy` of `retrieval_profile`: how often, softly, the last of N tokens names the one at sigma_0.
 
+    >>> from otflow.papers.lost_in_the_middle import predicted_accuracy
     >>> predicted_accuracy(64, 0.5, 1.0, 1.0, 1.0, 8)
     tensor(0.1629, dtype=torch.float64)
     """

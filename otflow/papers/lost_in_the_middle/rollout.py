@@ -28,6 +28,7 @@ def alibi_matrix(N: int, lam: float, *, window: int | None = None) -> Tensor:
         N: number of tokens; lam: slope of ALiBi >= 0.
         window: how many tokens back one sees, by default all.
 
+    >>> from otflow.papers.lost_in_the_middle import alibi_matrix
     >>> alibi_matrix(3, 0.0)
     tensor([[0.0000, 0.0000, 0.0000],
             [1.0000, 0.0000, 0.0000],
@@ -56,6 +57,7 @@ def finite_response(Omega: Any, a: Any, t: float, *, row: int = -1) -> Tensor:
 
     Returns: (*batch, N).
 
+    >>> from otflow.papers.lost_in_the_middle import alibi_matrix, finite_response
     >>> finite_response(alibi_matrix(3, 0.0), 1.0, 1.0)
     tensor([0.7500, 0.5000, 1.0000], dtype=torch.float64)
     """
@@ -82,6 +84,7 @@ def finite_profile(Omega: Any, t: float, beta: float, M: int, *, modes: int = 20
 
     Returns: (N - 1,), one score for each token before the last.
 
+    >>> from otflow.papers.lost_in_the_middle import alibi_matrix, finite_profile
     >>> finite_profile(alibi_matrix(512, 1.0), 1.0, 1.0, 8)[[25, 153, 460]]
     tensor([1.4237, 1.2008, 1.5480], dtype=torch.float64)
     """

@@ -20,6 +20,7 @@ INK = of.plot.INK
 def ratios(velocity: DistanceGrowth, flows: DistanceGrowth) -> Any:
     """Growth of distances with the number of tokens, of velocities and along the flow.
 
+    >>> from otflow.papers.masked_stability.draw import ratios
     >>> from otflow.papers.masked_stability.runs import growth, velocities
     >>> len(ratios(velocities((2, 4)), growth((2, 4))).axes)
     2
@@ -50,6 +51,7 @@ def ratios(velocity: DistanceGrowth, flows: DistanceGrowth) -> Any:
 def orders(found: Orders) -> Any:
     """Both orders of the tokens with their ways, and the distances between them.
 
+    >>> from otflow.papers.masked_stability.draw import orders
     >>> from otflow.papers.masked_stability.runs import reordered
     >>> len(orders(reordered(4)).axes)
     3
@@ -76,6 +78,8 @@ def orders(found: Orders) -> Any:
 def estimates(found: dict[str, MaskedEstimate]) -> Any:
     """Measured growth of d_p and its bound.
 
+    >>> import numpy as np
+    >>> from otflow.papers.masked_stability.draw import estimates
     >>> from otflow.papers.masked_stability.runs import average, estimate
     >>> len(estimates({"means": estimate(average(), 2.0, 4, 1, np.random.default_rng(0))}).axes)
     1
@@ -95,6 +99,9 @@ def estimates(found: dict[str, MaskedEstimate]) -> Any:
 def limits(found: LongSequences) -> Any:
     """Distances of sequences to their limit.
 
+    >>> import numpy as np
+    >>> from otflow.papers.masked_stability.draw import limits
+    >>> from otflow.papers.masked_stability.long_sequences import LongSequences
     >>> n, one = np.array([16, 32]), np.ones((2, 3))
     >>> len(limits(LongSequences(n, one, n, one, one)).axes)
     2

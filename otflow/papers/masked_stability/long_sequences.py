@@ -28,6 +28,9 @@ class LongSequences(NamedTuple):
 def longer(field: of.VelocityField, rng: np.random.Generator, *, sizes: int, many: int) -> LongSequences:
     """Sequences on a curve in the plane under ``field``, and random ones on the line, against long ones.
 
+    >>> import numpy as np
+    >>> import otflow as of
+    >>> from otflow.papers.masked_stability.long_sequences import longer
     >>> zero = of.SoftmaxAttention(np.eye(2), np.eye(2), 0 * np.eye(2), causal=True)
     >>> longer(zero, np.random.default_rng(0), sizes=1, many=64).curve.shape
     (1, 3)
@@ -60,6 +63,7 @@ def _mean(d: Tensor) -> float:
 def on_curve(n: int) -> of.Particles:
     """Tokens x(s) on an arc of a spiral, one at the middle of each of n intervals of labels.
 
+    >>> from otflow.papers.masked_stability.long_sequences import on_curve
     >>> on_curve(3)
     Particles(n=3, d=2, labelled, space=Euclidean())
     """
@@ -70,6 +74,7 @@ def on_curve(n: int) -> of.Particles:
 def on_line() -> of.VelocityField:
     """Causal softmax attention on the line with A = 1 and V = 0.8.
 
+    >>> from otflow.papers.masked_stability.long_sequences import on_line
     >>> on_line()
     SoftmaxAttention(causal=True)
     """
@@ -79,6 +84,8 @@ def on_line() -> of.VelocityField:
 def at_random(n: int, copies: int, rng: np.random.Generator) -> of.Particles:
     """Tokens sin(4s)/2 + noise, the noise uniform on [-1/2, 1/2]: (copies, n, 1).
 
+    >>> import numpy as np
+    >>> from otflow.papers.masked_stability.long_sequences import at_random
     >>> at_random(3, 2, np.random.default_rng(0))
     Particles(n=3, d=1, batch=(2,), labelled, space=Euclidean())
     """
@@ -90,6 +97,7 @@ def at_random(n: int, copies: int, rng: np.random.Generator) -> of.Particles:
 def fibred(labels: int, atoms: int) -> of.Particles:
     """The law of these tokens: at each label, quantiles of their conditional law.
 
+    >>> from otflow.papers.masked_stability.long_sequences import fibred
     >>> fibred(4, 2)
     Particles(n=8, d=1, labelled, space=Euclidean())
     """
@@ -103,6 +111,8 @@ def average_errors(sizes: Array) -> list[Tensor]:
 
     x(s)' is the mean of x over [0, s], for which s^k grows like exp(t / (k + 1)).
 
+    >>> import numpy as np
+    >>> from otflow.papers.masked_stability.long_sequences import average_errors
     >>> [round(float(d), 3) for d in average_errors(np.array([32, 64]))]
     [0.028, 0.014]
     """

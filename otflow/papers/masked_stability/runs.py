@@ -55,6 +55,7 @@ def bessel_mean(n: float, t: float) -> float:
 
     E f(M) = f(0) + int f'(s) (1 - (1 - exp(-s))^n) ds, with s = r^2.
 
+    >>> from otflow.papers.masked_stability.runs import bessel_mean
     >>> bessel_mean(1, 1.0)  # exp(t)
     2.7183
     """
@@ -69,6 +70,7 @@ def bessel_mean(n: float, t: float) -> float:
 def harmonic(n: int) -> float:
     """1 + 1/2 + ... + 1/n.
 
+    >>> from otflow.papers.masked_stability.runs import harmonic
     >>> harmonic(2)
     1.5
     """
@@ -78,6 +80,7 @@ def harmonic(n: int) -> float:
 def attention() -> of.VelocityField:
     """Causal softmax attention with the weights of this experiment.
 
+    >>> from otflow.papers.masked_stability.runs import attention
     >>> attention()
     SoftmaxAttention(causal=True)
     """
@@ -87,6 +90,8 @@ def attention() -> of.VelocityField:
 def estimate(field: of.VelocityField, p: float, n: int, d: int, rng: np.random.Generator) -> MaskedEstimate:
     """Perturbations of n tokens in B_(1/2): eight of all tokens, eight of the first, eight that fade away.
 
+    >>> import numpy as np
+    >>> from otflow.papers.masked_stability.runs import average, estimate
     >>> found = estimate(average(), 2.0, 4, 1, np.random.default_rng(0))
     >>> bool((found.gain <= found.bound[:, None]).all())
     True
@@ -106,6 +111,8 @@ def estimate(field: of.VelocityField, p: float, n: int, d: int, rng: np.random.G
 def average() -> of.VelocityField:
     """Each token follows the mean of the tokens up to its own: A = 0, V = I, on the line.
 
+    >>> import otflow as of
+    >>> from otflow.papers.masked_stability.runs import average
     >>> average()(0.0, of.Particles([[1.0], [3.0]], label=[0, 1]))[0].flatten().tolist()
     [1.0, 2.0]
     """
@@ -115,6 +122,7 @@ def average() -> of.VelocityField:
 def velocities(sizes: tuple[int, ...]) -> DistanceGrowth:
     """The growth from tokens to velocities.
 
+    >>> from otflow.papers.masked_stability.runs import velocities
     >>> velocities((2,)).one.tolist()
     [1.5]
     """
@@ -124,6 +132,7 @@ def velocities(sizes: tuple[int, ...]) -> DistanceGrowth:
 def growth(sizes: tuple[int, ...]) -> DistanceGrowth:
     """The growth from t = 0 to t = 1 along the flow.
 
+    >>> from otflow.papers.masked_stability.runs import growth
     >>> growth((1,)).one.round(5).tolist()
     [2.71828]
     """
@@ -151,6 +160,7 @@ def _growth(sizes: tuple[int, ...], to: Callable[[of.Particles], of.Measure]) ->
 def reordered(n: int) -> Orders:
     """A spiral read from inside and from outside.
 
+    >>> from otflow.papers.masked_stability.runs import reordered
     >>> abs(reordered(4).plain[0].item()) < 1e-12
     True
     """

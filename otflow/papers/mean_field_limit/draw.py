@@ -16,6 +16,9 @@ Found = dict[str, dict[str, SamplingRates]]  # by kind of attention, and by sett
 def rates(found: Found) -> Any:
     """Distances against the number of tokens: attentions in columns, settings in rows.
 
+    >>> import numpy as np
+    >>> from otflow.papers.mean_field_limit.draw import SETTINGS, rates
+    >>> from otflow.papers.mean_field_limit.runs import SamplingRates
     >>> one = SamplingRates(np.array([16, 32]), np.ones((2, 3)), np.ones(2), np.ones(2), 1.0)
     >>> len(rates({"softmax": {setting.name: one for setting in SETTINGS}}).axes)
     3
@@ -47,6 +50,9 @@ def _falling(ax: Any, one: SamplingRates, setting: Setting) -> None:
 def factors(found: Found) -> Any:
     """By how much the flow multiplies distances, for small and large clouds.
 
+    >>> import numpy as np
+    >>> from otflow.papers.mean_field_limit.draw import SETTINGS, factors
+    >>> from otflow.papers.mean_field_limit.runs import SamplingRates
     >>> one = SamplingRates(np.array([16, 32]), np.ones((2, 3)), np.ones(2), np.ones(2), 1.0)
     >>> len(factors({"softmax": {setting.name: one for setting in SETTINGS}}).axes)
     3
@@ -67,6 +73,7 @@ def factors(found: Found) -> Any:
 def laws(samples: dict[str, tuple[Run, Run]]) -> Any:
     """Distribution functions of the limit on the line and of one cloud.
 
+    >>> from otflow.papers.mean_field_limit.draw import laws
     >>> from otflow.papers.mean_field_limit.runs import evolve, on_line, quantiles
     >>> flow = evolve(quantiles(3), on_line()["sigmoid"])
     >>> len(laws({"sigmoid": (flow, flow)}).axes)

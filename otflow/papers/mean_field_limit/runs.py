@@ -55,6 +55,7 @@ class SamplingRates(NamedTuple):
 def on_line() -> dict[str, of.VelocityField]:
     """Three attentions on the line.
 
+    >>> from otflow.papers.mean_field_limit.runs import on_line
     >>> list(on_line())
     ['softmax', 'L2', 'sigmoid']
     """
@@ -64,6 +65,7 @@ def on_line() -> dict[str, of.VelocityField]:
 def in_space() -> dict[str, of.VelocityField]:
     """Three attentions in R^3.
 
+    >>> from otflow.papers.mean_field_limit.runs import in_space
     >>> list(in_space())
     ['softmax', 'L2', 'sigmoid']
     """
@@ -73,6 +75,7 @@ def in_space() -> dict[str, of.VelocityField]:
 def quantile(u: Any) -> Any:
     """2 sqrt(1 + 3u) - 3, the quantiles of the density (3 + x)/6 on [-1, 1].
 
+    >>> from otflow.papers.mean_field_limit.runs import quantile
     >>> quantile(0.0), quantile(1.0)
     (-1.0, 1.0)
     """
@@ -82,6 +85,7 @@ def quantile(u: Any) -> Any:
 def quantiles(n: int) -> of.Particles:
     """Tokens at the quantiles (i - 1/2)/n.
 
+    >>> from otflow.papers.mean_field_limit.runs import quantiles
     >>> quantiles(2).x.flatten()
     tensor([-0.3542,  0.6056], dtype=torch.float64)
     """
@@ -91,6 +95,8 @@ def quantiles(n: int) -> of.Particles:
 def independent(n: int, batch: tuple[int, ...], rng: np.random.Generator) -> of.Particles:
     """Independent tokens on the line, (*batch, n, 1).
 
+    >>> import numpy as np
+    >>> from otflow.papers.mean_field_limit.runs import independent
     >>> independent(3, (2,), np.random.default_rng(0))
     Particles(n=3, d=1, batch=(2,), space=Euclidean())
     """
@@ -100,6 +106,7 @@ def independent(n: int, batch: tuple[int, ...], rng: np.random.Generator) -> of.
 def evolve(mu: of.Particles, field: of.VelocityField) -> Run:
     """The flow from mu at the times 0, 1/2 and 1.
 
+    >>> from otflow.papers.mean_field_limit.runs import evolve, on_line, quantiles
     >>> len(evolve(quantiles(2), on_line()["softmax"]))
     3
     """

@@ -38,6 +38,7 @@ class Arclength(VelocityField):
         beta: the inverse temperature, > 0.
         normalised: SA rather than USA.
 
+    >>> from otflow.papers.metastability import Arclength
     >>> import otflow as of
     >>> field = Arclength(4000.0)
     >>> mu = of.Particles([[0.0], [1.0], [2.5]])
@@ -156,6 +157,7 @@ def energy(theta: Any, beta: float, masses: Any = None) -> Tensor:
         beta: the inverse temperature, > 0.
         masses: (n,), positive with sum one; equal if left out.
 
+    >>> from otflow.papers.metastability import energy
     >>> energy([0.0, 0.0, 3.0, 4.0], 100.0)
     tensor(0.3750, dtype=torch.float64)
     """
@@ -196,6 +198,7 @@ def slow_flow(
         merge_gap: (beta log beta)^(-1/2) if left out, which asks for beta > e.
         step: a factor of the steps, at most 2; they resolve the merge gap and the growth of velocities.
 
+    >>> from otflow.papers.metastability import slow_flow
     >>> run = slow_flow([0.0, 0.5, 2.0], 200.0)
     >>> run
     SaddleToSaddle(2 merges in 363 states, 'ok')

@@ -25,6 +25,7 @@ def separation(w: Any, eps: float) -> Tensor:
         w: centres (*batch, k, d) of norm one, k >= 2.
         eps: half the height of the caps, in (0, 1/16).
 
+    >>> from otflow.papers.metastability import separation
     >>> separation([[1.0, 0.0], [0.0, 1.0]], 0.01)  # sin(2 arccos(1 - 2 eps))
     tensor(0.3900, dtype=torch.float64)
 
@@ -46,6 +47,7 @@ def cap_index(x: Any, w: Any, eps: float) -> Tensor:
         w: centres (k, d), the same for all, of norm one.
         eps: the height of the caps, > 0.
 
+    >>> from otflow.papers.metastability import cap_index
     >>> cap_index([[1.0, 0.0], [0.6, 0.8]], [[1.0, 0.0], [0.0, 1.0]], 0.1)
     tensor([ 0, -1])
     """
@@ -109,6 +111,7 @@ def metastable_times(w: Any, eps: float, beta: float, n: int, lam: float) -> Cap
         n: the number of tokens.
         lam: the rate of collapse, > 0.
 
+    >>> from otflow.papers.metastability import metastable_times
     >>> caps = metastable_times([[1.0, 0.0], [-1.0, 0.0]], 0.01, 20.0, n=4, lam=0.5)
     >>> caps.applies, round(caps.gamma, 4), round(caps.log_T2 - caps.log_T1, 2)
     (True, 1.4373, 27.39)
@@ -169,6 +172,7 @@ def uniform_condition(d: int, n: int, beta: float) -> UniformCaps:
         n: the number of tokens, at most d: there are no more orthogonal centres.
         beta: the inverse temperature, > 0.
 
+    >>> from otflow.papers.metastability import uniform_condition
     >>> found = uniform_condition(4096, 8, 50.0)
     >>> found.holds, round(found.value, 4), round(found.printed, 4)
     (True, 0.6513, 0.2746)

@@ -33,6 +33,7 @@ def merge_time(theta: Any, beta: Any, masses: Any, *, normalised: bool = False) 
         masses: those of the two clusters, (*batch, 2), positive.
         normalised: SA rather than USA.
 
+    >>> from otflow.papers.metastability import merge_time
     >>> merge_time(1.2, 60.0, [0.3, 0.7]).exp()
     tensor(8.0338e+14, dtype=torch.float64)
     """
@@ -83,6 +84,7 @@ def merge_point(theta: Any, beta: Any, masses: Any, *, normalised: bool = False)
         masses: those of the two clusters, (*batch, 2), positive.
         normalised: SA rather than USA.
 
+    >>> from otflow.papers.metastability import merge_point
     >>> merge_point(1.2, 60.0, [0.3, 0.7])
     tensor(0.8400, dtype=torch.float64)
     >>> merge_point(1.2, 60.0, [0.3, 0.7], normalised=True)  # 1.0138 as beta tends to infinity
@@ -177,6 +179,7 @@ def staircase(theta0: Any, beta: float, masses: Any = None, normalised: bool = F
         masses: (n,), positive with sum one; equal if left out.
         normalised: SA rather than USA.
 
+    >>> from otflow.papers.metastability import staircase
     >>> steps = staircase([0.0, 0.5, 2.0], 200.0)
     >>> steps.levels
     tensor([0.3333, 0.5556, 1.0000], dtype=torch.float64)

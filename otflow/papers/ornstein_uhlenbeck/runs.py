@@ -54,6 +54,8 @@ class Targets(NamedTuple):
 def targets(d: int) -> Targets:
     """The targets of the benchmark in dimension d.
 
+    >>> import torch
+    >>> from otflow.papers.ornstein_uhlenbeck.runs import targets
     >>> targets(2).b.shape, bool((torch.linalg.eigvalsh(targets(2).S) > 0).all())
     (torch.Size([15, 2]), True)
     """
@@ -75,6 +77,8 @@ def _target(d: int, number: int) -> tuple[np.ndarray, np.ndarray]:
 def divergence(p: of.Gaussian, q: of.Gaussian) -> Tensor:
     """KL(p|q) + KL(q|p) = (tr(S_q^-1 S_p + S_p^-1 S_q) - 2d + (m_p - m_q).(S_p^-1 + S_q^-1)(m_p - m_q)) / 2.
 
+    >>> import otflow as of
+    >>> from otflow.papers.ornstein_uhlenbeck.runs import divergence
     >>> round(divergence(of.Gaussian([0.0], root=[[1.0]]), of.Gaussian([3.0], root=[[1.0]])).item(), 9)
     9.0
     """
@@ -89,6 +93,8 @@ def divergence(p: of.Gaussian, q: of.Gaussian) -> Tensor:
 def errors(d: int, stepper: of.Stepper) -> dict[float, float]:
     """(|mean - exact|^2 + |cov - exact|^2)^(1/2) at the end, root mean square over targets, for every tau.
 
+    >>> import otflow as of
+    >>> from otflow.papers.ornstein_uhlenbeck.runs import errors
     >>> found = errors(2, of.JKO())
     >>> found[0.00625] < found[0.05]
     True
@@ -104,6 +110,7 @@ def errors(d: int, stepper: of.Stepper) -> dict[float, float]:
 def late_order(errors: dict[float, float]) -> float:
     """The order in tau, without the steps that are too long.
 
+    >>> from otflow.papers.ornstein_uhlenbeck.runs import late_order
     >>> round(late_order({0.4: 1.0, 0.3: 0.18, 0.2: 0.08, 0.1: 0.02}), 9)
     2.0
     """
@@ -113,6 +120,7 @@ def late_order(errors: dict[float, float]) -> float:
 def check_steps(problem: Targets, field: of.VelocityField) -> tuple[float, float, float]:
     """The largest difference between a run and the closed form marched beside it, energy gap and residual.
 
+    >>> from otflow.papers.ornstein_uhlenbeck.runs import check_steps, targets
     >>> max(check_steps(targets(1), targets(1).field)) < 1e-9
     True
     """
@@ -129,6 +137,7 @@ def check_steps(problem: Targets, field: of.VelocityField) -> tuple[float, float
 def opaque(problem: Targets) -> of.SteepestDescent:
     """The same descent, of a potential whose form is not told, so that no closed form applies.
 
+    >>> from otflow.papers.ornstein_uhlenbeck.runs import opaque, targets
     >>> opaque(targets(1))(0.0, targets(1).start)[0].shape
     torch.Size([15, 1])
     """

@@ -101,6 +101,7 @@ def find_atoms(
             on, down to 1e-6.
         max_iter: limit on the iterations of L-BFGS.
 
+    >>> from otflow.papers.perceptron import find_atoms
     >>> import numpy as np, otflow as of
     >>> t = 2 * np.pi * np.arange(60) / 60
     >>> mu = of.Particles(np.stack([np.cos(t), np.sin(t)], -1), space=of.Sphere())

@@ -29,6 +29,7 @@ class Activation(ABC):
 
     To write your own, give the three functions, elementwise in torch, and a Lipschitz constant of sigma.
 
+    >>> from otflow.papers.perceptron import ReLU
     >>> import torch
     >>> z = torch.tensor([-1.0, 2.0])
     >>> ReLU()(z), ReLU().primitive(z)
@@ -54,6 +55,7 @@ class Activation(ABC):
 class ReLU(Activation):
     """sigma(z) = max(z, 0), phi(z) = max(z, 0)^2; sigma'(0) is taken as 0.
 
+    >>> from otflow.papers.perceptron import ReLU
     >>> import torch
     >>> ReLU().derivative(torch.tensor([-1.0, 0.0, 1.0]))
     tensor([0., 0., 1.])
@@ -77,6 +79,7 @@ class GELU(Activation):
 
     The steepest place of sigma is z = sqrt(2), with slope 1.1289.
 
+    >>> from otflow.papers.perceptron import GELU
     >>> import torch
     >>> GELU()(torch.tensor([0.0, 1.0]))
     tensor([0.0000, 0.8413])
@@ -98,6 +101,7 @@ class GELU(Activation):
 class Tanh(Activation):
     """sigma(z) = tanh(z), phi(z) = 2 log cosh(z).
 
+    >>> from otflow.papers.perceptron import Tanh
     >>> import torch
     >>> Tanh().primitive(torch.tensor(1000.0)).item()  # 2 (1000 - log 2)
     1998.6137...
@@ -233,6 +237,7 @@ def first_variation(
     Returns:
         (*batch, m).
 
+    >>> from otflow.papers.perceptron import first_variation
     >>> import otflow as of
     >>> mu = of.Particles([[1.0, 0.0]], space=of.Sphere())
     >>> first_variation(mu, [[1.0, 0.0]], 2.0, [[1.0, 0.0]], [3.0])  # 1/2 + 3/2
@@ -260,6 +265,7 @@ def residual(mu: Measure, beta: float, a: Any, omega: Any, activation: Activatio
     Returns:
         (*batch,).
 
+    >>> from otflow.papers.perceptron import residual
     >>> import otflow as of
     >>> mu = of.Particles([[1.0, 0.0], [-1.0, 0.0]], space=of.Sphere())
     >>> residual(mu, 2.0, [[0.0, 1.0]], [3.0]).item()
@@ -318,6 +324,7 @@ def second_variation(
         mu: tokens (*batch, n, d) on the sphere.
         beta, a, omega, activation: as in `energy`.
 
+    >>> from otflow.papers.perceptron import second_variation
     >>> import otflow as of
     >>> mu = of.Particles([[1.0, 0.0], [-1.0, 0.0]], space=of.Sphere())
     >>> second_variation(mu, 0.02, [[1.0, 0.0]], [0.0])  # antipodes: second-order, but they would split

@@ -32,6 +32,7 @@ def energy(beta: float, a: Any, omega: Any, activation: Activation = RELU) -> En
         omega: (m,), their weights.
         activation: `ReLU()`, `GELU()`, `Tanh()`, or an `Activation` of your own.
 
+    >>> from otflow.papers.perceptron import energy
     >>> import otflow as of
     >>> mu = of.Particles([[1.0, 0.0]], space=of.Sphere())
     >>> energy(2.0, [[1.0, 0.0]], [3.0])(mu).item()  # 1/4 + 3/2
@@ -52,6 +53,7 @@ def ascent(beta: float, a: Any, omega: Any, activation: Activation = RELU) -> Ve
     Args:
         beta, a, omega, activation: as in `energy`.
 
+    >>> from otflow.papers.perceptron import ascent
     >>> import otflow as of
     >>> mu = of.Particles([[1.0, 0.0], [0.0, 1.0]], space=of.Sphere())
     >>> ascent(1.0, [[1.0, 0.0]], [0.0])(0.0, mu)[0]  # exp(-1) / 2 towards each other
@@ -70,6 +72,7 @@ def descent(beta: float, a: Any, omega: Any, activation: Activation = RELU) -> V
     Args:
         beta, a, omega, activation: as in `energy`.
 
+    >>> from otflow.papers.perceptron import descent
     >>> import otflow as of
     >>> mu = of.Particles([[1.0, 0.0], [0.0, 1.0]], space=of.Sphere())
     >>> descent(1.0, [[1.0, 0.0]], [0.0])(0.0, mu)[0][0, 1].item() < 0
@@ -85,6 +88,7 @@ def printed_weights(beta: float, omega: Any) -> Tensor:
         beta: in (0, 700].
         omega: weights (m,) as they are used here.
 
+    >>> from otflow.papers.perceptron import printed_weights
     >>> printed_weights(1.0, [2.0])
     tensor([5.4366], dtype=torch.float64)
     """
@@ -118,6 +122,7 @@ def perceptron_constant(a: Any, omega: Any) -> Tensor:
     Args:
         a: (m, d); omega: (m,).
 
+    >>> from otflow.papers.perceptron import perceptron_constant
     >>> perceptron_constant([[3.0, 4.0]], [-0.1]).item()
     5.0
     """
@@ -135,6 +140,7 @@ def mass_bound(beta: Any, C: Any = 0.0) -> Tensor:
         beta: > 0, number or array.
         C: `perceptron_constant` of the *printed* weights.
 
+    >>> from otflow.papers.perceptron import mass_bound
     >>> round(mass_bound(1e6, 3.0).item(), 6)
     0.574192
 
@@ -157,6 +163,7 @@ def kernel_mass_bound(beta: Any, C: Any = 0.0) -> Tensor:
         beta: > 0, number or array.
         C: `perceptron_constant` of the printed weights, times the Lipschitz constant of sigma if that is > 1.
 
+    >>> from otflow.papers.perceptron import kernel_mass_bound
     >>> kernel_mass_bound([1e-2, 1.0, 1e6])
     tensor([1.0000, 0.5621, 0.5742], dtype=torch.float64)
     """
@@ -198,6 +205,7 @@ def atom_bound(M: int, L: float, beta: float, eps: float, *, C: float = 0.0) -> 
         M: number of arcs; L: their length, >= 0; beta: > 0; eps: the least mass that counts, in (0, 1].
         C: `perceptron_constant` of the printed weights.
 
+    >>> from otflow.papers.perceptron import atom_bound
     >>> round(atom_bound(2, 0.5, 9.0, 0.1).item(), 3)
     45.935
 
@@ -221,6 +229,8 @@ def empty_arcs(theta: Any) -> Tensor:
     Args:
         theta: angles (*batch, n), in any order and any turn.
 
+    >>> import torch
+    >>> from otflow.papers.perceptron import empty_arcs
     >>> (empty_arcs([0.0, torch.pi, torch.pi / 2]) / torch.pi).tolist()
     [1.0, 0.5, 0.5]
     """
@@ -243,6 +253,7 @@ def cluster_masses(theta: Any, masses: Any, width: float) -> MassClusters:
     Args:
         theta: angles (*batch, n); masses: (*batch, n) or (n,), >= 0; width: > 0.
 
+    >>> from otflow.papers.perceptron import cluster_masses
     >>> cluster_masses([0.0, 0.1, 3.0], [0.2, 0.3, 0.5], 0.2)
     MassClusters(mass=tensor([0.5000, 0.3000, 0.5000], dtype=torch.float64), size=tensor([2, 1, 1]))
     """

@@ -22,6 +22,7 @@ def hemisphere_probability(n: Any, d: Any) -> Tensor:
     the probability is 1 (Theorem 6.3). It is the distribution function of a binomial
     law, here by the incomplete beta function, and 0 below the smallest number. n and d broadcast.
 
+    >>> from otflow.papers.perspective import hemisphere_probability
     >>> hemisphere_probability(10, [2, 3, 10])
     tensor([0.0195, 0.0898, 1.0000], dtype=torch.float64)
     """
@@ -45,6 +46,8 @@ def energy(beta: float, d: int) -> Energy:
     (arXiv 2312.10794, Lemmas 3.6 and 3.7, section 3.4). For n tokens the gradient in all positions is v / n,
     whence the factor n in X' = n grad E of Remark 3.8.
 
+    >>> import math
+    >>> from otflow.papers.perspective import energy
     >>> import otflow as of
     >>> mu = of.Particles([[1.0, 0.0], [0.0, 1.0]], space=of.Sphere())
     >>> energy(1.0, 2)(mu).item() - (1 + math.e) / 4
@@ -61,6 +64,7 @@ def extreme_energies(beta: Any, d: Any) -> tuple[Tensor, Tensor]:
     only of these (arXiv 2312.10794, Proposition 3.4). beta > 0 and d >= 2 broadcast. An error where the
     energy exceeds the largest number; `log_extreme_energies` does not.
 
+    >>> from otflow.papers.perspective import extreme_energies
     >>> low, high = extreme_energies(2.0, 3)  # sinh(2) / 8, exp(2) / 4
     >>> low, high
     (tensor(0.4534, dtype=torch.float64), tensor(1.8473, dtype=torch.float64))
@@ -75,6 +79,8 @@ def extreme_energies(beta: Any, d: Any) -> tuple[Tensor, Tensor]:
 def log_extreme_energies(beta: Any, d: Any) -> tuple[Tensor, Tensor]:
     """Logarithms of `extreme_energies`, for all beta > 0 and d >= 2, up to rounding of about 1e-14 beta.
 
+    >>> import math
+    >>> from otflow.papers.perspective import log_extreme_energies
     >>> log_extreme_energies(1e4, 3)[1].item() - (1e4 - math.log(2e4))
     0.0
     """

@@ -180,6 +180,7 @@ def equiangular(t: Any, beta: Any, n: Any, *, gamma0: Any = 0.0, normalised: boo
         gamma0: inner product at time zero, between -1 / (n - 1) and 1.
         normalised: SA rather than USA.
 
+    >>> from otflow.papers.perspective import equiangular
     >>> equiangular([0.0, 5.270284], beta=1.0, n=32).round(decimals=6)
     tensor([0.0000, 0.9990], dtype=torch.float64)
     """
@@ -208,6 +209,7 @@ def collapse_time(beta: Any, n: Any, delta: Any, *, normalised: bool = True) -> 
     In high dimension this is the line in the plane of t and beta where tokens meet, see `phase_diagram`. For
     SA it turns up near beta = log n. The arguments broadcast: beta >= 0, n >= 2, 0 < delta <= 1.
 
+    >>> from otflow.papers.perspective import collapse_time
     >>> collapse_time([1.0, 4.0], n=32, delta=1e-3)
     tensor([5.2703, 6.9535], dtype=torch.float64)
     """
@@ -227,6 +229,7 @@ def layer_overlap(rho: Any, beta: Any, n: Any) -> Tensor:
 
     The outputs of one layer of softmax attention without residual, for n equiangular tokens.
 
+    >>> from otflow.papers.perspective import layer_overlap
     >>> layer_overlap(0.5, 0.0, 10).item()  # without temperature all outputs agree
     1.0
     """
@@ -253,6 +256,7 @@ def temperature_regime(rho: Any, gamma: Any) -> Tensor:
         rho: inner product of the tokens, 0 <= rho < 1.
         gamma: beta / log n.
 
+    >>> from otflow.papers.perspective import temperature_regime
     >>> temperature_regime(0.5, [1.0, 2.0, 3.0])
     tensor([1.0000, 0.8000, 0.5000], dtype=torch.float64)
     """
@@ -271,6 +275,7 @@ def high_dimension_bound(t: Any, beta: Any, n: Any, d: Any) -> Tensor:
     explicit). The deviation is never above 2, so that the bound says something for times up to about
     log(d) / (20 n max(1, beta)) only.
 
+    >>> from otflow.papers.perspective import high_dimension_bound
     >>> high_dimension_bound(0.0, 1.0, 2, 10**6).exp().item()  # 2 sqrt(log d / d)
     0.00743384...
     """

@@ -98,6 +98,8 @@ def phase_diagram(
         normalised: SA rather than USA.
         dt: largest step; for USA divided by max(sqrt(beta) exp(beta - 1/2), 1), which makes large beta slow.
 
+    >>> import numpy as np
+    >>> from otflow.papers.perspective import phase_diagram
     >>> diagram = phase_diagram([1.0], [0.0, 9.0], n=4, d=8, samples=5, rng=np.random.default_rng(0))
     >>> diagram.probability
     tensor([[0.],
@@ -180,6 +182,7 @@ def _column(start: Particles, field: VelocityField, times: Tensor, delta: float,
 def share_met(mu: Measure, delta: float) -> Tensor:
     """The share of pairs i < j with <x_i, x_j> >= 1 - delta, (*batch,); two tokens at least are needed.
 
+    >>> from otflow.papers.perspective.phases import share_met
     >>> import otflow as of
     >>> share_met(of.Particles([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], space=of.Sphere()), 1e-3).item()
     0.333...

@@ -25,6 +25,8 @@ def ginibre(d: int, *, rng: int | np.random.Generator, batch: tuple[int, ...] = 
     The norm |G| is about 2. The phase diagrams of arXiv 2312.10794 with random weights have entries N(0, 1)
     in Q and K (Figure 5), which is ``sqrt(d)`` times this matrix.
 
+    >>> import numpy as np
+    >>> from otflow.papers.perspective import ginibre
     >>> ginibre(3, rng=np.random.default_rng(0), batch=(2,)).shape
     torch.Size([2, 3, 3])
     """
@@ -38,6 +40,9 @@ def goe(d: int, *, rng: int | np.random.Generator, batch: tuple[int, ...] = ()) 
     With A = K^T Q = V = goe(d), attention without softmax ascends an energy, and with V = -A it descends one
     (arXiv 2312.10794, section 3.4).
 
+    >>> import numpy as np
+    >>> import torch
+    >>> from otflow.papers.perspective import goe
     >>> H = goe(3, rng=np.random.default_rng(0))
     >>> torch.equal(H, H.mT)
     True
@@ -66,6 +71,9 @@ def learned_like(
         decay: exponent of the singular values, >= 0.
         identity: the multiple of the identity.
 
+    >>> import numpy as np
+    >>> import torch
+    >>> from otflow.papers.perspective import learned_like
     >>> A = learned_like(4, 2, rng=np.random.default_rng(0), identity=0.0)
     >>> torch.linalg.svdvals(A).round(decimals=6)
     tensor([1.0000, 0.5000, 0.0000, 0.0000], dtype=torch.float64)
@@ -89,6 +97,8 @@ def redrawn(draw: Callable[[], Any], period: float, t1: float) -> Layers:
         draw: makes a matrix (*batch, d, d) with every call.
         period, t1: how long one lasts, and the end of the flow.
 
+    >>> import numpy as np
+    >>> from otflow.papers.perspective import ginibre, redrawn
     >>> rng = np.random.default_rng(0)
     >>> Q = redrawn(lambda: ginibre(2, rng=rng), period=0.5, t1=1.2)
     >>> Q.values.shape, Q.switches

@@ -55,6 +55,7 @@ class BarenblattRun(NamedTuple):
 def growth(m: float) -> float:
     """q = d (m - 1) + 2 in the plane.
 
+    >>> from otflow.papers.porous_medium.runs import growth
     >>> growth(2.0)
     4.0
     """
@@ -64,6 +65,7 @@ def growth(m: float) -> float:
 def radii(found: BarenblattRun) -> np.ndarray:
     """The R of the exact scheme at all times of the run, in units of that at t = 1.
 
+    >>> from otflow.papers.porous_medium.runs import radii, spread
     >>> len(radii(spread(32, 2.0, 1e-3, 2e-3, 1)))
     2
     """
@@ -76,6 +78,11 @@ def radii(found: BarenblattRun) -> np.ndarray:
 def exact_energy(R: np.ndarray, m: float) -> np.ndarray:
     """int rho^m / (m - 1) of Barenblatt's profile, pi C^(pm + 1) / (k (pm + 1) (m - 1)) R^(-2(m - 1)).
 
+    >>> import numpy as np
+    >>> import otflow as of
+    >>> from otflow import closed_forms
+    >>> from otflow.papers.porous_medium.runs import exact_energy
+    >>> from otflow.reproduce.oracle import box, unit
     >>> mu = unit(closed_forms.barenblatt_grid([box(64), box(64)], 0.2, 2.0), box(64))
     >>> round(float(exact_energy(np.array(0.2), 2.0)) / float(of.PorousMedium(2.0)(mu)), 2)
     1.0
@@ -88,6 +95,9 @@ def exact_energy(R: np.ndarray, m: float) -> np.ndarray:
 def descend(mu: of.Grid, m: float, t0: float, tau: float, steps: int, tol: float = 3e-3) -> BarenblattRun:
     """JKO steps of int rho^m / (m - 1).
 
+    >>> from otflow import closed_forms
+    >>> from otflow.papers.porous_medium.runs import descend
+    >>> from otflow.reproduce.oracle import box, unit
     >>> start = unit(closed_forms.barenblatt_grid([box(32), box(32)], 0.2, 2.0), box(32))
     >>> descend(start, 2.0, 0.0, 1e-3, 1).t.tolist()
     [0.0, 0.001]
@@ -102,6 +112,7 @@ def descend(mu: of.Grid, m: float, t0: float, tau: float, steps: int, tol: float
 def spread(n: int, m: float, first: float, last: float, steps: int) -> BarenblattRun:
     """Barenblatt's profile from the time ``first`` to ``last``, on n^2 cells of [-1/2, 1/2]^2.
 
+    >>> from otflow.papers.porous_medium.runs import spread
     >>> len(spread(32, 2.0, 1e-3, 2e-3, 1).densities)
     2
     """
@@ -112,6 +123,9 @@ def spread(n: int, m: float, first: float, last: float, steps: int) -> Barenblat
 def front(mu: of.Grid) -> float:
     """The radius of the disc that is as large as the support.
 
+    >>> from otflow import closed_forms
+    >>> from otflow.papers.porous_medium.runs import front
+    >>> from otflow.reproduce.oracle import box, unit
     >>> x = box(64)
     >>> round(front(unit(closed_forms.barenblatt_grid([x, x], 0.2, 2.0), x)) - 0.357, 2)
     0.0
@@ -122,6 +136,7 @@ def front(mu: of.Grid) -> float:
 def bump(n: int, mass: float, centre: tuple[float, float], radius: float) -> Tensor:
     """Barenblatt's profile, m = 2, of this mass about another centre, as means over n^2 cells.
 
+    >>> from otflow.papers.porous_medium.runs import bump
     >>> round(float(bump(32, 0.5, (0.1, 0.0), 0.2).mean()), 4)
     0.5
     """
@@ -136,6 +151,7 @@ def _both(n: int, radii: Iterable[float]) -> Tensor:
 def two_bumps(n: int) -> of.Grid:
     """The start: two discs that do not touch.
 
+    >>> from otflow.papers.porous_medium.runs import fronts, two_bumps
     >>> fronts(two_bumps(64))
     2
     """
@@ -145,6 +161,9 @@ def two_bumps(n: int) -> of.Grid:
 def fronts(mu: of.Grid) -> int:
     """The number of connected components of the support.
 
+    >>> import torch
+    >>> from otflow.papers.porous_medium.runs import fronts
+    >>> from otflow.reproduce.oracle import box, unit
     >>> fronts(unit(torch.eye(4).double(), box(4)))
     4
     """
@@ -154,6 +173,7 @@ def fronts(mu: of.Grid) -> int:
 def alone(n: int, tau: float, steps: int) -> list[Tensor]:
     """Both bumps by the exact scheme, each as if it were alone, as long as they do not touch.
 
+    >>> from otflow.papers.porous_medium.runs import alone
     >>> len(alone(32, 1e-5, 3)), len(alone(32, 1e-2, 3))
     (4, 1)
     """
@@ -170,6 +190,7 @@ def alone(n: int, tau: float, steps: int) -> list[Tensor]:
 def on_line(m: float, name: str, n: int) -> dict[float, float]:
     """W2 to Barenblatt's profile on the line at t = 1.5, from t = 1, for every tau; extrapolated in the mesh.
 
+    >>> from otflow.papers.porous_medium.runs import on_line
     >>> errors = on_line(2.0, "JKO", 100)
     >>> errors[0.025] < errors[0.1]
     True

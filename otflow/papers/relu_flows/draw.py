@@ -19,6 +19,8 @@ BOX: Any = {"xlim": (-0.15, 1.15), "ylim": (-0.1, 1.2)}  # of the images of the 
 def picture(x: Array) -> Array:
     """Values of a picture: rings about a point, on a slope.
 
+    >>> import numpy as np
+    >>> from otflow.papers.relu_flows.draw import picture
     >>> picture(np.array([[0.35, 0.6]])).shape
     (1,)
     """

@@ -64,6 +64,7 @@ def knothe_rosenblatt(
         delta: width of the strips in which staircases climb.
         samples, rng: for the estimates of KL, TV and L2.
 
+    >>> from otflow.papers.relu_flows import knothe_rosenblatt
     >>> from scipy.stats import norm
     >>> import numpy as np
     >>> law = lambda j, y: norm(0.5 * y[:, 0], 0.9) if j else norm(np.zeros(len(y)), 1)

@@ -46,6 +46,7 @@ class Mixture1d:
         weights: (m,), >= 0, of sum 1.
         laws: m laws, for instance of ``scipy.stats``.
 
+    >>> from otflow.papers.relu_flows import Mixture1d
     >>> from scipy.stats import norm
     >>> law = Mixture1d([0.3, 0.7], [norm(-2, 0.5), norm(1, 0.8)])
     >>> round(float(law.ppf(0.3)), 4), round(float(law.cdf(law.ppf(1e-9))) * 1e9, 4)

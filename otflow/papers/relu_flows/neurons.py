@@ -29,6 +29,8 @@ def maurey(
         T: how long v is to act.
         rng: a seed or a generator.
 
+    >>> import torch
+    >>> from otflow.papers.relu_flows import maurey
     >>> flow = maurey(([[1.0, 0.0], [0.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]], [1.0, 3.0]), 4000)
     >>> (flow([0.0, 0.0]) - torch.tensor([1.0, 3.0])).abs().max().item() < 0.1
     True
@@ -55,6 +57,7 @@ def lie_trotter(neurons: Piece | Any, M: int, *, T: float = 1.0) -> PiecewiseFlo
         neurons, T: as in `maurey`.
         M: number of sweeps.
 
+    >>> from otflow.papers.relu_flows import lie_trotter
     >>> flow = lie_trotter(([[1.0], [1.0]], [[1.0], [0.0]], [0.0, 1.0]), 1000)  # x' = x + 1 for x > 0
     >>> len(flow), round(flow([1.0]).item(), 2)  # 2 e - 1 = 4.44
     (2000, 4.44)

@@ -44,6 +44,7 @@ class PiecewiseFlow:
     Args:
         pieces: a sequence of `Piece`, or one `Piece` of stacked arrays w, a (L, d) and b, T (L,) or numbers.
 
+    >>> from otflow.papers.relu_flows import Piece, PiecewiseFlow
     >>> f = PiecewiseFlow([Piece([1.0, 0.0], [1.0, 0.0], 0.0), Piece([0.0, 2.0], [1.0, 0.0], -1.0)])
     >>> f([1.0, 0.0])  # e, then 2 (e - 1) upwards
     tensor([2.7183, 3.4366], dtype=torch.float64)
@@ -66,6 +67,7 @@ class PiecewiseFlow:
     def identity(cls, d: int) -> PiecewiseFlow:
         """The flow of no pieces in d dimensions.
 
+        >>> from otflow.papers.relu_flows import PiecewiseFlow
         >>> PiecewiseFlow.identity(2)([1.0, 2.0]).tolist()
         [1.0, 2.0]
         """
@@ -126,6 +128,7 @@ class PiecewiseFlow:
             y: (*batch, d).
             base: log-density of the law at the start, (*batch, d) -> (*batch), torch or numpy.
 
+        >>> from otflow.papers.relu_flows import Piece, PiecewiseFlow
         >>> f = PiecewiseFlow([Piece([1.0], [1.0], 0.0)])  # doubles nothing, stretches x > 0 by e
         >>> f.log_density([[2.7182818]], lambda x: -x[..., 0] ** 2 / 2).item()
         -1.5
@@ -155,6 +158,7 @@ class PiecewiseFlow:
     def then(self, other: PiecewiseFlow) -> PiecewiseFlow:
         """This flow, and after it the other.
 
+        >>> from otflow.papers.relu_flows import Piece, PiecewiseFlow
         >>> f = PiecewiseFlow([Piece([1.0], [0.0], 1.0)])
         >>> f.then(f)([0.0]).item()
         2.0
@@ -167,6 +171,7 @@ class PiecewiseFlow:
     def field(self) -> Perceptron:
         """The same motion as a field for `otflow.flow`, which integrates it up to ``t1=duration``.
 
+        >>> from otflow.papers.relu_flows import Piece, PiecewiseFlow
         >>> import otflow as of
         >>> f = PiecewiseFlow([Piece([1.0], [1.0], 0.0), Piece([-1.0], [0.0], 2.0)])
         >>> end = of.flow(of.Particles([[1.0]]), f.field(), of.Dopri5(), t1=f.duration).final.x.item()
@@ -225,6 +230,7 @@ class One(NamedTuple):
 def phi1(z: Any) -> Tensor:
     """(e^z - 1) / z, smooth at 0, with its derivatives.
 
+    >>> from otflow.papers.relu_flows import phi1
     >>> phi1([0.0, 1.0])
     tensor([1.0000, 1.7183], dtype=torch.float64)
     """

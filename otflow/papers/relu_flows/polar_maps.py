@@ -64,6 +64,7 @@ def polar(
         delta: width of the strips; if None, 256 roundings of the largest coordinate on the way. In strips
             points may end far away, so that thin ones are best; the inverse is of no use within them.
 
+    >>> from otflow.papers.relu_flows import polar
     >>> turn = polar(lambda x: x[:, [1, 0]] * [-1.0, 1.0], 8)  # by a quarter
     >>> turn.l2 < 0.1, round(float(turn.jacobians.min()), 9)
     (True, 1.0)

@@ -59,6 +59,8 @@ class Polars(NamedTuple):
 def twist(x: Array) -> Array:
     """A swirl about the centre of the square, then a stretch along x_1.
 
+    >>> import numpy as np
+    >>> from otflow.papers.relu_flows.runs import twist, untwist
     >>> bool(np.allclose(untwist(twist(np.array([[0.3, 0.6]]))), [[0.3, 0.6]]))
     True
     """

@@ -37,6 +37,7 @@ def monotone(
         left, right: slopes > 0 outside of the nodes; those of the first and last interval if None.
         axis, d: which coordinate of how many.
 
+    >>> from otflow.papers.relu_flows import monotone
     >>> f = monotone([0.0, 1.0, 3.0], [0.0, 2.0, 3.0])
     >>> f([[0.0], [0.5], [1.0], [3.0], [5.0]]).flatten()
     tensor([0., 1., 2., 3., 4.], dtype=torch.float64)
@@ -69,6 +70,7 @@ def shear(x: Any, y: Any, *, source: int = 0, target: int = 1, d: int = 2) -> Pi
         x: K + 1 increasing numbers; y: K + 1 numbers.
         source, target: two different coordinates of d.
 
+    >>> from otflow.papers.relu_flows import shear
     >>> shear([0.0, 1.0, 2.0], [0.0, 1.0, 0.0])([[0.5, 0.0], [2.0, 5.0]]).tolist()
     [[0.5, 0.5], [2.0, 5.0]]
     """
@@ -96,6 +98,7 @@ def staircase(
             roundings of their position wide.
         source, target, d: as in `shear`.
 
+    >>> from otflow.papers.relu_flows import staircase
     >>> staircase([0.0, 1.0], [2.0, -5.0], delta=1e-3)([[-1.0, 0.0], [0.5, 0.0], [2.0, 0.0]])[:, 1]
     tensor([ 0.,  2., -3.], dtype=torch.float64)
     """
@@ -163,6 +166,7 @@ def permutation(perm: Any, *, delta: float = 1e-5, box: Any = (0.0, 1.0)) -> Pie
         delta: width of the strips.
         box: lower and upper corner, numbers or (d,).
 
+    >>> from otflow.papers.relu_flows import permutation
     >>> import numpy as np
     >>> swap = permutation([[3, 1], [2, 0]])  # two corners of a square change places
     >>> swap([[0.2, 0.3], [0.7, 0.6], [0.2, 0.7]])

@@ -70,6 +70,7 @@ def transport_1d(base: Law, target: Law, K: int, *, tail: float = 2e-4) -> Trans
         K: number of intervals between nodes.
         tail: level of the first node and, from above, of the last one; equally spaced levels between.
 
+    >>> from otflow.papers.relu_flows import transport_1d
     >>> from scipy.stats import cauchy, norm
     >>> transport_1d(norm(0, 1), norm(1, 2), 1)
     Transport(3 pieces, KL=0, TV=0, L2=0)

@@ -27,6 +27,8 @@ class Plane(NamedTuple):
 def curved(j: int, y: Array) -> Any:
     """x_1 ~ N(0, 1), x_2 | x_1 ~ N(0.6 (x_1^2 - 1), (0.5 + 0.2 tanh x_1)^2).
 
+    >>> import numpy as np
+    >>> from otflow.papers.relu_flows.transports import curved
     >>> float(curved(1, np.array([[1.0]])).mean()[0])
     0.0
     """

@@ -75,6 +75,7 @@ def _far_pull(x: Tensor, y: Tensor) -> Tensor:
 def cloud_claims() -> list[Claim]:
     """Clouds of different sizes and weights, with equal means: on those, quadratic interactions are convex.
 
+    >>> from otflow.papers.stability_estimate.convex import cloud_claims
     >>> {str(claim.verdict) for claim in cloud_claims()}
     {'holds'}
     """
@@ -100,6 +101,7 @@ def cloud_claims() -> list[Claim]:
 def line_claims(n: int) -> list[Claim]:
     """Densities on the line, by n quantiles.
 
+    >>> from otflow.papers.stability_estimate.convex import line_claims
     >>> {str(claim.verdict) for claim in line_claims(10)}
     {'holds'}
     """
@@ -136,6 +138,7 @@ def parting_claims(p: Parting) -> list[Claim]:
 def uniform_claims() -> list[Claim]:
     """At a fixed time, over Gaussians of all sizes.
 
+    >>> from otflow.papers.stability_estimate.convex import uniform_claims
     >>> {str(claim.verdict) for claim in uniform_claims()}
     {'holds'}
     """

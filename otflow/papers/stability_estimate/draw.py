@@ -19,6 +19,8 @@ RATIO = r"$W_2(\mu_t,\nu_t)\,/\,W_2(\mu_0,\nu_0)$"
 def ladders(found: Mapping[str, of.stability.Ladder]) -> Any:
     """One panel for each kind of attention, all on one scale.
 
+    >>> import otflow as of
+    >>> from otflow.papers.stability_estimate.draw import ladders
     >>> mu0 = of.Particles([[1.0], [-0.5]])
     >>> one = of.ladder(mu0, of.SoftmaxAttention([[1.0]], [[1.0]], [[1.0]]), t1=1.0, steps=10)
     >>> len(ladders({"softmax": one}).axes)
@@ -44,6 +46,7 @@ def ladders(found: Mapping[str, of.stability.Ladder]) -> Any:
 def convex(found: dict[float, Contraction], p: Parting) -> Any:
     """Contraction on the left, sensitivity at a blow-up on the right.
 
+    >>> from otflow.papers.stability_estimate.draw import convex
     >>> from otflow.papers.stability_estimate.runs import contraction, parting
     >>> len(convex(contraction(1), parting(2)).axes)
     2

@@ -18,6 +18,8 @@ Maker = Callable[[tuple[int, ...], int, np.random.Generator], of.VelocityField]
 def matrices(*shape: int, rng: np.random.Generator, scale: float = 1.0) -> Tensor:
     """Gaussian matrices whose spectral norms are near ``scale``.
 
+    >>> import numpy as np
+    >>> from otflow.papers.stability_estimate.random_fields import matrices
     >>> matrices(5, 2, 2, rng=np.random.default_rng(0)).shape
     torch.Size([5, 2, 2])
     """
@@ -73,6 +75,8 @@ def cloud(
 ) -> of.Particles:
     """Tokens in the unit ball, one of them on its boundary.
 
+    >>> import numpy as np
+    >>> from otflow.papers.stability_estimate.random_fields import cloud
     >>> cloud((), 3, 2, np.random.default_rng(0), labelled=True)
     Particles(n=3, d=2, labelled, space=Euclidean())
     """

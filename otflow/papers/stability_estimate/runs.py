@@ -57,6 +57,7 @@ def descent(energy: of.Energy) -> of.SteepestDescent:
 def turned(*values: float) -> Array:
     """The symmetric matrix with these eigenvalues; the first eigenvector is (0.8, 0.6).
 
+    >>> from otflow.papers.stability_estimate.runs import turned
     >>> turned(1.0, 1.0).round(9).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
@@ -72,6 +73,7 @@ def _random_gaussians(n: int, rng: np.random.Generator) -> of.Gaussian:
 def contraction(n: int) -> dict[float, Contraction]:
     """Of the JKO scheme for each tau and, under 0, of the flow, for n random pairs and a shift.
 
+    >>> from otflow.papers.stability_estimate.runs import contraction
     >>> list(contraction(1))
     [1.0, 0.5, 0.25, 0.0]
     """
@@ -92,6 +94,8 @@ def contraction(n: int) -> dict[float, Contraction]:
 def bound(tau: float, t: Array, lam: float = LAM) -> Array:
     """(1 + lambda tau)^(-t/tau), and exp(-lambda t) for tau = 0.
 
+    >>> import numpy as np
+    >>> from otflow.papers.stability_estimate.runs import bound
     >>> bound(1.0, np.array([2.0]), 1.0).item()
     0.25
     """
@@ -129,6 +133,7 @@ def around(sigma: float, size: float) -> tuple[of.Gaussian, of.Gaussian]:
 def worst_perturbation(S: Any, A: Any) -> Tensor:
     """u e^T + e u^T, u = S^(1/2) w, e = S^(-1/2) w: what softmax with V = I amplifies most at its blow-up.
 
+    >>> from otflow.papers.stability_estimate.runs import worst_perturbation
     >>> worst_perturbation([[4.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 0.0]])
     tensor([[2., 0.],
             [0., 0.]], dtype=torch.float64)
@@ -141,6 +146,7 @@ def worst_perturbation(S: Any, A: Any) -> Tensor:
 def parting(n: int) -> Parting:
     """From t*/2 to (1 - 2^-n) t*; t* = 1 on the line.
 
+    >>> from otflow.papers.stability_estimate.runs import parting
     >>> parting(2).left.tolist()
     [0.5, 0.25]
     """
@@ -168,6 +174,8 @@ def parting(n: int) -> Parting:
 def exact_on_line(left: Array) -> dict[str, Array]:
     """The derivatives of the same flows in closed form.
 
+    >>> import numpy as np
+    >>> from otflow.papers.stability_estimate.runs import exact_on_line
     >>> exact_on_line(np.array([0.25]))["softmax"].item()
     8.0
     """

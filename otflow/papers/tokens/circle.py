@@ -24,6 +24,8 @@ def angles(theta: Any, name: str = "theta") -> Tensor:
 def gaps(theta: Tensor) -> tuple[Tensor, Tensor]:
     """The order of angles (*batch, n) around the circle, and the gap from each to the next in it.
 
+    >>> import torch
+    >>> from otflow.papers.tokens.circle import gaps
     >>> gaps(torch.tensor([6.0, 1.0, 2.0]))[1]
     tensor([1.0000, 4.0000, 1.2832])
     """

@@ -28,6 +28,7 @@ def attention(beta: Any, d: int, *, normalised: bool = True) -> SoftmaxAttention
         d: dimension of the ambient space.
         normalised: softmax (SA) rather than a plain sum (USA).
 
+    >>> from otflow.papers.tokens.sphere import attention
     >>> import otflow as of
     >>> mu = of.Particles([[1.0, 0.0], [0.0, 1.0]], space=of.Sphere())
     >>> attention(0.0, 2)(0.0, mu)[0]
@@ -46,6 +47,8 @@ def circle(theta: Any) -> Particles:
     There USA reads theta_i' = -1/n sum_j exp(beta cos(theta_i - theta_j)) sin(theta_i - theta_j), which at
     beta = 0 is Kuramoto's model of equal oscillators (arXiv 2312.10794, sections 7.1 and 7.2).
 
+    >>> import torch
+    >>> from otflow.papers.tokens.sphere import circle
     >>> circle([0.0, torch.pi]).x.round(decimals=6)
     tensor([[ 1.,  0.],
             [-1.,  0.]], dtype=torch.float64)
@@ -59,6 +62,7 @@ def circle(theta: Any) -> Particles:
 def angles(mu: Particles) -> Tensor:
     """theta_i = atan2(y_i, x_i) in (-pi, pi] of tokens on the circle, (*batch, n).
 
+    >>> from otflow.papers.tokens.sphere import angles, circle
     >>> angles(circle([0.5, -2.0]))
     tensor([ 0.5000, -2.0000], dtype=torch.float64)
     """
@@ -71,6 +75,8 @@ def angles(mu: Particles) -> Tensor:
 def uniform(n: int, d: int, *, rng: int | np.random.Generator, batch: tuple[int, ...] = ()) -> Particles:
     """n tokens drawn independently and uniformly on the unit sphere of R^d, for each member of a batch.
 
+    >>> import numpy as np
+    >>> from otflow.papers.tokens.sphere import uniform
     >>> uniform(5, 3, rng=np.random.default_rng(0), batch=(4,))
     Particles(n=5, d=3, batch=(4,), space=Sphere(tol=1e-06))
     """

@@ -19,6 +19,7 @@ REACH = 1.22  # half the width of a disk with its words
 def board(cols: int, *, cones: Collection[int] = ()) -> tuple[Any, Array]:
     """Two rows of axes, above for orbits and below for numbers; those of ``cones`` in the first row are 3-d.
 
+    >>> from otflow.papers.unified.draw import board
     >>> board(2, cones=[1])[1].shape
     (2, 2)
     """
@@ -33,6 +34,7 @@ def board(cols: int, *, cones: Collection[int] = ()) -> tuple[Any, Array]:
 def titled(ax: Any, seen: str, run: PanelRun | None = None) -> None:
     """What is seen, below the name and the words of its panel.
 
+    >>> from otflow.papers.unified.draw import board, titled
     >>> titled(board(1)[1][0, 0], "both fall")
     """
     head = rf"$\bf{{{run.label.split()[0]}}}$  {run.words}" + "\n" if run else ""
@@ -42,6 +44,7 @@ def titled(ax: Any, seen: str, run: PanelRun | None = None) -> None:
 def discs(ax: Any, traj: of.Trajectory, *, color: Any = BLUE, many: bool = False) -> None:
     """Orbits up to scale, in the unit disk; thinner ones if there are many.
 
+    >>> from otflow.papers.unified.draw import board, discs
     >>> from otflow.papers.unified.runs import follow, panel
     >>> discs(board(1)[1][0, 0], follow(panel("1b", quick=True), t1=1.0))
     """
@@ -52,6 +55,8 @@ def discs(ax: Any, traj: of.Trajectory, *, color: Any = BLUE, many: bool = False
 def rim(ax: Any, line: Array, word: str, *, color: str = INK) -> None:
     """Mark where the matrices uu^T are on the circle, for one line u of the plane.
 
+    >>> import numpy as np
+    >>> from otflow.papers.unified.draw import board, rim
     >>> rim(board(1)[1][0, 0], np.array([1.0, 0.0]), "here")
     """
     angle = 2 * np.arctan2(line[1], line[0])
@@ -64,6 +69,8 @@ def rim(ax: Any, line: Array, word: str, *, color: str = INK) -> None:
 def mark(ax: Any, M: Array, word: str) -> None:
     """A ring around one matrix in the disk.
 
+    >>> import numpy as np
+    >>> from otflow.papers.unified.draw import board, mark
     >>> mark(board(1)[1][0, 0], np.eye(2), "I")
     """
     x, y = (M[0, 0] - M[1, 1]) / np.trace(M), 2 * M[0, 1] / np.trace(M)
@@ -110,6 +117,7 @@ def settled(run: PanelRun, above: Any, below: Any) -> None:
 def eigenvalues(ax: Any, traj: of.Trajectory, seen: str, *, floor: float = 1e-16) -> None:
     """Both eigenvalues of every member against time, on logarithmic axes.
 
+    >>> from otflow.papers.unified.draw import board, eigenvalues
     >>> from otflow.papers.unified.runs import follow, panel
     >>> traj = follow(panel("1b", quick=True), t1=1.0, save_at=[0.0, 0.5, 1.0])
     >>> eigenvalues(board(1)[1][0, 0], traj, "one falls")
@@ -124,6 +132,7 @@ def eigenvalues(ax: Any, traj: of.Trajectory, seen: str, *, floor: float = 1e-16
 def hyperbola(ax: Any, c: float, *, since: float = 30.0) -> None:
     """A dotted line c / t to compare with, from the time ``since`` on.
 
+    >>> from otflow.papers.unified.draw import board, hyperbola
     >>> hyperbola(board(1)[1][0, 0], 3.0)
     """
     ax.plot([since, LAST], [c / since, c / LAST], color=INK, lw=1.3, ls=":", zorder=5)
@@ -133,6 +142,8 @@ def hyperbola(ax: Any, c: float, *, since: float = 30.0) -> None:
 def traces(ax: Any, t: Array, S: Array, *, color: Any = GREEN) -> None:
     """tr S of every member against time, over its start; ``color`` may hold one colour per member.
 
+    >>> import numpy as np
+    >>> from otflow.papers.unified.draw import board, traces
     >>> traces(board(1)[1][0, 0], np.arange(2.0), np.ones((2, 5, 2, 2)))
     """
     values = trace(S)
@@ -145,6 +156,7 @@ def traces(ax: Any, t: Array, S: Array, *, color: Any = GREEN) -> None:
 def note(ax: Any, x: float, y: float, words: str) -> None:
     """Words at a place that is given in parts of the axes.
 
+    >>> from otflow.papers.unified.draw import board, note
     >>> note(board(1)[1][0, 0], 0.1, 0.9, "dashed: the bound")
     """
     ax.text(x, y, words, va="top", fontsize=8, transform=ax.transAxes)
@@ -153,6 +165,8 @@ def note(ax: Any, x: float, y: float, words: str) -> None:
 def against(ax: Any, exact: Array, found: Array, word: str) -> None:
     """Measured blow-up times over predicted ones: on the diagonal if they agree.
 
+    >>> import numpy as np
+    >>> from otflow.papers.unified.draw import against, board
     >>> against(board(1)[1][0, 0], np.array([1.0, 2.0]), np.array([1.0, 2.0]), "closed form")
     """
     low, high = exact.min() / 1.1, exact.max() * 1.1
@@ -166,6 +180,7 @@ def against(ax: Any, exact: Array, found: Array, word: str) -> None:
 def key(ax: Any, meaning: dict[str, str], *, loc: str = "best") -> None:
     """What the colours mean.
 
+    >>> from otflow.papers.unified.draw import board, key
     >>> key(board(1)[1][0, 0], {"blows up": "red"})
     """
     dots = [ax.plot([], [], "o", ms=4, color=c)[0] for c in meaning.values()]

@@ -22,6 +22,7 @@ START = np.array([[1.0, 0.5], [0.5, 1.0]])  # of the flow that explodes, at t = 
 def debiased(c: float, order: int) -> float:
     """4 (E[xy] across - E[xy] within): the rate of the variance c on its way to 1, cost |x - y|^2, eps = 2.
 
+    >>> from otflow.papers.unified.examples import debiased
     >>> abs(debiased(1.0, 8)) < 1e-12
     True
     """
@@ -34,6 +35,7 @@ def debiased(c: float, order: int) -> float:
 def explosion(t1: float, save_at: Any) -> of.Trajectory:
     """The flow of `closed_forms.l2_counterexample` from ((1, 1/2), (1/2, 1)).
 
+    >>> from otflow.papers.unified.examples import explosion
     >>> round(explosion(10.0, [0.0]).blow_up_time.item(), 4)
     3.0
     """

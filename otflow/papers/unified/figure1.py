@@ -56,6 +56,8 @@ def _rank_one(run: PanelRun) -> list[Claim]:
 def two_head_limit(S0: Array, q: Array) -> Array:
     """(I - c e1 q^T) S0 (I - c q e1^T), c = e1^T S0 q / q^T S0 q; needs q2 e2^T S0 q > 0.
 
+    >>> import numpy as np
+    >>> from otflow.papers.unified.figure1 import two_head_limit
     >>> two_head_limit(np.eye(2), np.array([0.0, 1.0]))
     array([[1., 0.],
            [0., 1.]])

@@ -76,6 +76,7 @@ def _softmax(run: PanelRun) -> list[Claim]:
 def head_directions(p: Panel) -> Array:
     """Unit vectors x with x_h (k_h.x)(q_h.x) proportional to x_h over two heads of one row each, as rows.
 
+    >>> from otflow.papers.unified.figure2 import head_directions
     >>> from otflow.papers.unified.runs import panel
     >>> head_directions(panel("2b", quick=True)).shape
     (4, 2)
@@ -109,6 +110,7 @@ def _heads(run: PanelRun) -> list[Claim]:
 def l2_rates(p: Panel) -> Array:
     """The eigenvalues of G + G^T, G = Q K^-1, with Q / sqrt(d): rates of growth of large S if V = I.
 
+    >>> from otflow.papers.unified.figure2 import l2_rates
     >>> from otflow.papers.unified.runs import panel
     >>> low, high = l2_rates(panel("2c", quick=True))
     >>> bool(0 < low < high)

@@ -49,6 +49,7 @@ class Panel:
         high: a run with a trace above has diverged.
         max_iter, heads: limit on the steps, and number of heads.
 
+    >>> from otflow.papers.unified.parameters import panels
     >>> panel = panels()["1d"]
     >>> panel.Q.shape, panel.covariances.shape, panel.field()
     ((2, 2), (276, 2, 2), SoftmaxAttention())
@@ -101,6 +102,9 @@ class Panel:
 def trace(S: T) -> T:
     """tr S, (*batch,), of arrays and of tensors.
 
+    >>> import numpy as np
+    >>> import torch
+    >>> from otflow.papers.unified.parameters import trace
     >>> trace(torch.eye(2)).item(), trace(np.ones((3, 2, 2))).tolist()
     (2.0, [2.0, 2.0, 2.0])
     """
@@ -111,6 +115,8 @@ def trace(S: T) -> T:
 def motion(B: Tensor, S: Tensor) -> Tensor:
     """dS/dt = BS + SB^T, where tokens move by x' = Bx.
 
+    >>> import torch
+    >>> from otflow.papers.unified.parameters import motion
     >>> motion(-torch.eye(1), torch.eye(1)).item()
     -2.0
     """
@@ -121,6 +127,8 @@ def motion(B: Tensor, S: Tensor) -> Tensor:
 def above(S: Tensor) -> np.ndarray:
     """How many eigenvalues of each covariance are above 0.1: what the histograms take for the rank.
 
+    >>> import torch
+    >>> from otflow.papers.unified.parameters import above
     >>> above(torch.diag(torch.tensor([1.0, 0.09]))).item()
     1
     """
@@ -137,6 +145,7 @@ class Kind(NamedTuple):
 def softmax(panel: Panel) -> of.SoftmaxAttention:
     """Softmax attention with scores A / sqrt(d).
 
+    >>> from otflow.papers.unified.parameters import panels, softmax
     >>> softmax(panels()["1a"])
     SoftmaxAttention()
     """
@@ -146,6 +155,7 @@ def softmax(panel: Panel) -> of.SoftmaxAttention:
 def l2(panel: Panel) -> of.L2Attention:
     """L2 attention with Q / sqrt(d), while K is not scaled.
 
+    >>> from otflow.papers.unified.parameters import l2, panels
     >>> l2(panels()["2c"])
     L2Attention()
     """
@@ -155,6 +165,7 @@ def l2(panel: Panel) -> of.L2Attention:
 def multihead(panel: Panel, heads: int) -> of.MultiHead:
     """Softmax heads of k = d / H successive rows of Q, K and V each, with scores A_h / sqrt(k).
 
+    >>> from otflow.papers.unified.parameters import multihead, panels
     >>> multihead(panels()["2b"], 2)
     MultiHead([SoftmaxAttention(), SoftmaxAttention()], mix=...)
     """
@@ -168,6 +179,7 @@ def multihead(panel: Panel, heads: int) -> of.MultiHead:
 def sinkhorn(panel: Panel) -> of.SinkhornAttention:
     """Sinkhorn attention with eps = 1 and scores A that are not scaled.
 
+    >>> from otflow.papers.unified.parameters import panels, sinkhorn
     >>> sinkhorn(panels()["A Sinkhorn 1a"])
     SinkhornAttention(eps=1)
     """
@@ -232,6 +244,7 @@ SINKHORN = Kind(sinkhorn, _sinkhorn_rate)
 def unit_trace_grid(n: int, reach: float) -> np.ndarray:
     """((1 + u) / 2, w / 2; w / 2, (1 - u) / 2), u and w on n points of [-reach, reach], u^2 + w^2 < 1.
 
+    >>> from otflow.papers.unified.parameters import unit_trace_grid
     >>> unit_trace_grid(10, 0.5).shape, unit_trace_grid(20, 1.0).shape, unit_trace_grid(30, 1.0).shape
     ((100, 2, 2), (276, 2, 2), (648, 2, 2))
     """
@@ -243,6 +256,7 @@ def unit_trace_grid(n: int, reach: float) -> np.ndarray:
 def panels() -> dict[str, Panel]:
     """The planar pictures by the name of their panel: Fig. 1 and 2, and their variants in the appendix.
 
+    >>> from otflow.papers.unified.parameters import panels
     >>> list(panels())[:8]
     ['1a', '1b', '1c', '1d', '2a', '2b', '2c', '2d']
     """
@@ -317,6 +331,7 @@ def histograms() -> dict[tuple[str, int, int], Panel]:
     In row 1 V is the identity, in row 2 it is V^T V with a normal V for every run. Every picture has the
     same Q of half rank, K = -Q.
 
+    >>> from otflow.papers.unified.parameters import histograms
     >>> panel = histograms()["3", 2, 5]
     >>> panel.Q.shape, panel.V.shape, panel.covariances.shape, panel.h
     ((100, 2, 5), (100, 5, 5), (100, 5, 5), 0.02)
@@ -373,6 +388,8 @@ def projected_euler(rate: Rate, S0: Tensor, **limits: Any) -> Outcome:
     jump out of the cone; what the projection cuts off there is not a property of the flow.
     ``rate`` is given all of S (N, d, d) at once; the ``limits`` are h, tol_low, tol_high and max_iter.
 
+    >>> import torch
+    >>> from otflow.papers.unified.parameters import projected_euler
     >>> projected_euler(lambda S: -S, torch.eye(2).double()[None], h=0.1, tol_low=1e-3).converged
     tensor([True])
     """
@@ -382,6 +399,8 @@ def projected_euler(rate: Rate, S0: Tensor, **limits: Any) -> Outcome:
 def lie(rate: Rate, S0: Tensor, **limits: Any) -> Outcome:
     """S <- e^{hB} S e^{hB^T}, which keeps the rank; ends as `projected_euler` does.
 
+    >>> import torch
+    >>> from otflow.papers.unified.parameters import lie
     >>> lie(lambda S: -S, torch.eye(2).double()[None], h=0.1, tol_low=1e-3).converged
     tensor([True])
     """
@@ -391,6 +410,8 @@ def lie(rate: Rate, S0: Tensor, **limits: Any) -> Outcome:
 def residual(rate: Rate, S0: Tensor, **limits: Any) -> Outcome:
     """S <- (I + hB) S (I + hB)^T, the layer x + hBx of a Transformer; ends as `projected_euler` does.
 
+    >>> import torch
+    >>> from otflow.papers.unified.parameters import residual
     >>> residual(lambda S: -S, torch.eye(2).double()[None], h=0.1, tol_low=1e-3).converged
     tensor([True])
     """
@@ -439,6 +460,7 @@ def _congruence(E: Tensor, S: Tensor) -> Tensor:
 def first(panel: Panel, count: int) -> Panel:
     """The same picture with the first ``count`` of its runs.
 
+    >>> from otflow.papers.unified.parameters import first, histograms
     >>> first(histograms()["3", 1, 4], 7).Q.shape
     (7, 2, 4)
     """

@@ -21,6 +21,7 @@ def sinkhorn_poster_rate(S: Any, A: Any, V: Any) -> Tensor:
     scaling removes all factors of x alone and of y alone, so that of exp(-b |Qx - Ky|^2 / 2) only exp(b Ax.y)
     is left, with 1 / (2b) and 4 b^2 in X.
 
+    >>> from otflow.papers.unified.printed import sinkhorn_poster_rate
     >>> round(sinkhorn_poster_rate([[1.0]], [[1.0]], [[1.0]]).item(), 12)
     1.2360679775
     """
@@ -41,6 +42,7 @@ def debiased_rate_erratum(S: Any, eps: float) -> Tensor:
     Transport for Machine Learners; `otflow.closed_forms.debiased_rate` is right. The book's exceeds it by
     2 (S^2 + e)^(1/2) - 2 S - eps / 2, which vanishes at S = 0 and as eps -> 0 only.
 
+    >>> from otflow.papers.unified.printed import debiased_rate_erratum
     >>> debiased_rate_erratum([[0.0]], 2.0).item(), round(debiased_rate_erratum([[1.0]], 2.0).item(), 6)
     (0.0, -0.763932)
     """

@@ -37,6 +37,7 @@ Array = np.ndarray
 def panel(name: str, *, quick: bool, keep: int = 7) -> Panel:
     """The panel of this name; if quick, only every ``keep``-th of its initial covariances.
 
+    >>> from otflow.papers.unified.runs import panel
     >>> len(panel("2a", quick=True).covariances), len(panel("2a", quick=False).covariances)
     (170, 1184)
     """
@@ -47,6 +48,7 @@ def panel(name: str, *, quick: bool, keep: int = 7) -> Panel:
 def scores(p: Panel) -> Array:
     """A as softmax and L2 attention use it, K^T Q / sqrt(d).
 
+    >>> from otflow.papers.unified.runs import panel, scores
     >>> scores(panel("1b", quick=True)).shape
     (2, 2)
     """
@@ -56,6 +58,8 @@ def scores(p: Panel) -> Array:
 def clock(S: Tensor) -> Tensor:
     """dt/ds = 1 / ((1 + tr S) (1 + (tr S / CAP)^2)), so that nothing explodes in the time s, (*batch,).
 
+    >>> import torch
+    >>> from otflow.papers.unified.runs import clock
     >>> clock(torch.eye(1).double()).item()
     0.5
     """
@@ -66,6 +70,8 @@ def clock(S: Tensor) -> Tensor:
 def speed(p: Panel, S: Array) -> Array:
     """|dS/dt| in the Frobenius norm, (*batch,).
 
+    >>> import numpy as np
+    >>> from otflow.papers.unified.runs import panel, speed
     >>> speed(panel("1b", quick=True), np.zeros((3, 2, 2))).tolist()
     [0.0, 0.0, 0.0]
     """
@@ -79,6 +85,7 @@ def speed(p: Panel, S: Array) -> Array:
 def decades(last: float, *, count: int = 60) -> Array:
     """0 and ``count`` - 1 times from 0.01 to ``last``, evenly spread in their logarithm.
 
+    >>> from otflow.papers.unified.runs import decades
     >>> decades(100.0, count=6).round(2).tolist()
     [0.0, 0.01, 0.1, 1.0, 10.0, 100.0]
     """
@@ -96,6 +103,7 @@ def follow(
 ) -> of.Trajectory:
     """The flow of the library; members with |dS/dt| < calm max(1, tr S), or with tr S > high, are stopped.
 
+    >>> from otflow.papers.unified.runs import follow, panel
     >>> follow(panel("1b", quick=True), t1=1.0).status[0]
     np.str_('ok')
     """
@@ -113,6 +121,7 @@ def follow(
 def decay(p: Panel, rtol: float, saves: int) -> of.Trajectory:
     """The flow up to t = 1e6, at save times that are even in log t: for what falls like a power of t.
 
+    >>> from otflow.papers.unified.runs import decay, panel
     >>> decay(panel("1b", quick=True, keep=50), 1e-4, 5).ts[-1].item()
     1000000.0
     """
@@ -122,6 +131,7 @@ def decay(p: Panel, rtol: float, saves: int) -> of.Trajectory:
 def rest(p: Panel, _: float, saves: int) -> of.Trajectory:
     """The flow until it stands still, |dS/dt| < 1e-10, which asks for the best tolerance at all times.
 
+    >>> from otflow.papers.unified.runs import panel, rest
     >>> rest(panel("1c", quick=True, keep=50), 0.0, 5).status[0]
     np.str_('stopped')
     """
@@ -142,6 +152,7 @@ class Slowed(of.VelocityField):
 def orbits(p: Panel, *, length: float, count: int = 60) -> of.Trajectory:
     """The flow of the library up to the time ``length`` of the `clock`, which no orbit leaves.
 
+    >>> from otflow.papers.unified.runs import orbits, panel
     >>> len(orbits(panel("1b", quick=True), length=1.0, count=5))
     5
     """
@@ -168,6 +179,9 @@ def reference(p: Panel, *, length: float, own_time: bool) -> Reference:
         p: the panel; its `rate` is the matrix formula, not the field.
         length: of time, in the `clock` of every member if ``own_time``, else in t itself.
 
+    >>> import math
+    >>> import otflow as of
+    >>> from otflow.papers.unified.runs import panel, reference
     >>> p = panel("2a", quick=True)
     >>> exact = of.closed_forms.softmax_blow_up_time(p.covariances, p.A / math.sqrt(2)).numpy()
     >>> bool((abs(reference(p, length=150.0, own_time=True).t / exact - 1) < 1e-6).all())
@@ -192,6 +206,8 @@ def profile(p: Panel) -> Array:
     attention there, and Sinkhorn attention (eps = 1) once. The root is the one near t S(t) of a short
     `reference` from an isotropic start.
 
+    >>> import numpy as np
+    >>> from otflow.papers.unified.runs import panel, profile
     >>> M = profile(panel("1a", quick=True))
     >>> bool(np.linalg.eigvalsh(M).min() > 0)
     True
@@ -222,6 +238,7 @@ class PanelRun:
         saves: how many times a picture of its orbits needs.
         check, own_time: length of the independent run, and whether in the clocks of its members.
 
+    >>> from otflow.papers.unified.runs import PanelRun, far, follow, panel
     >>> found = PanelRun("1b", "softmax", p := panel("1b", quick=True), follow(p, t1=1.0), 5, 1.0, False)
     >>> found.S.shape, found.ended("ok").all(), far(found.end, found.other.S) < 1e-6
     ((2, 15, 2, 2), np.True_, True)
@@ -276,6 +293,8 @@ class PanelRun:
 def isotropic(A: Array) -> Array:
     """The two unit vectors u with u^T A u = 0, for A + A^T of both signs in the plane, as rows.
 
+    >>> import numpy as np
+    >>> from otflow.papers.unified.runs import isotropic
     >>> isotropic(np.diag([1.0, -1.0])).round(3).tolist()
     [[0.707, 0.707], [-0.707, 0.707]]
     """
@@ -289,6 +308,7 @@ def isotropic(A: Array) -> Array:
 def stable_lines(p: Panel) -> Array:
     """The unit u with u^T A u = 0 at which the stationary matrices c uu^T are stable, as rows.
 
+    >>> from otflow.papers.unified.runs import panel, stable_lines
     >>> len(stable_lines(panel("1d", quick=True))), len(stable_lines(panel("2d", quick=True)))
     (2, 1)
     """
@@ -299,6 +319,7 @@ def stable_lines(p: Panel) -> Array:
 def explosive_line(p: Panel) -> tuple[Array, float]:
     """The unit eigenvector v of V with an eigenvalue l such that l v^T A v > 0, and 2 l v^T A v.
 
+    >>> from otflow.papers.unified.runs import explosive_line, panel
     >>> explosive_line(panel("2d", quick=True))[0].round(3).tolist()
     [0.197, 0.98]
     """
@@ -312,6 +333,8 @@ def explosive_line(p: Panel) -> tuple[Array, float]:
 def degrees(u: Array) -> float:
     """The angle of a line with the first axis, from 0 to 180.
 
+    >>> import numpy as np
+    >>> from otflow.papers.unified.runs import degrees
     >>> degrees(np.array([1.0, -1.0]))
     135.0
     """
@@ -321,6 +344,8 @@ def degrees(u: Array) -> float:
 def main_axis(S: Any) -> Array:
     """The unit eigenvector of the largest eigenvalue, (*batch, d).
 
+    >>> import numpy as np
+    >>> from otflow.papers.unified.runs import main_axis
     >>> main_axis(np.diag([2.0, 1.0])).tolist()
     [1.0, 0.0]
     """
@@ -330,6 +355,8 @@ def main_axis(S: Any) -> Array:
 def apart(S: Any, lines: Array) -> tuple[Array, Array]:
     """Sine of the angle between the main axis of S and the nearest of the lines (rows), and which it is.
 
+    >>> import numpy as np
+    >>> from otflow.papers.unified.runs import apart
     >>> apart(np.diag([2.0, 1.0])[None], np.eye(2))
     (array([0.]), array([0]))
     """
@@ -341,6 +368,8 @@ def apart(S: Any, lines: Array) -> tuple[Array, Array]:
 def unevenness(S: Any) -> Array:
     """Smallest over largest eigenvalue, (*batch,): zero where the rank is not full.
 
+    >>> import numpy as np
+    >>> from otflow.papers.unified.runs import unevenness
     >>> unevenness(np.diag([4.0, 1.0])).item()
     0.25
     """
@@ -351,6 +380,8 @@ def unevenness(S: Any) -> Array:
 def far(S: Any, target: Any) -> float:
     """max |S - target| / |target| over the members, in the Frobenius norm.
 
+    >>> import numpy as np
+    >>> from otflow.papers.unified.runs import far
     >>> far(np.array([[[1.1]]]), np.array([[[1.0]]])).__round__(3)
     0.1
     """
@@ -361,6 +392,7 @@ def far(S: Any, target: Any) -> float:
 def final(traj: of.Trajectory) -> Array:
     """The last covariances, (N, d, d).
 
+    >>> from otflow.papers.unified.runs import final, follow, panel
     >>> final(follow(panel("1b", quick=True), t1=1.0)).shape
     (15, 2, 2)
     """
@@ -370,6 +402,7 @@ def final(traj: of.Trajectory) -> Array:
 def covariances(traj: of.Trajectory) -> Array:
     """Covariances at all save times, (T, N, d, d).
 
+    >>> from otflow.papers.unified.runs import covariances, follow, panel
     >>> covariances(follow(panel("1b", quick=True), t1=1.0)).shape
     (2, 15, 2, 2)
     """
@@ -379,6 +412,8 @@ def covariances(traj: of.Trajectory) -> Array:
 def growth(size: Array, t: Array) -> Array:
     """d/dt log size between the last two times, (N,), of sizes (T, N).
 
+    >>> import numpy as np
+    >>> from otflow.papers.unified.runs import growth
     >>> growth(np.exp([[0.0], [6.0]]), np.array([0.0, 2.0]))
     array([3.])
     """
@@ -390,6 +425,7 @@ def ranks(traj: of.Trajectory) -> Array:
 
     The power is measured between the last two save times, and counts from t^-1/4 on.
 
+    >>> from otflow.papers.unified.runs import decades, follow, panel, ranks
     >>> ranks(follow(panel("1b", quick=True), t1=1e4, save_at=decades(1e4))).max()
     np.int64(1)
     """

@@ -52,6 +52,8 @@ def _dying(run: PanelRun) -> list[Claim]:
 def transport_rate(S: Array, A: Array) -> Array:
     """2 tr(AS) / sqrt(tr(AS)^2 + (A12 - A21)^2 det S): d/dt log tr S for large S, V = I, eps = 1, (N,).
 
+    >>> import numpy as np
+    >>> from otflow.papers.unified.sinkhorn import transport_rate
     >>> transport_rate(np.eye(2)[None], np.eye(2))
     array([2.])
     """

@@ -84,6 +84,7 @@ def a_posteriori(
             follows from ``size``: no token is moved further than size / w_i^(1/p).
         p: the order of the distance, from 1; conditional for causal fields.
 
+    >>> import torch
     >>> import otflow as of
     >>> I = torch.eye(2, dtype=torch.float64)
     >>> field, mu0 = of.SoftmaxAttention(I, I, -I), of.Particles([[1.0, 0.0], [0.0, 1.0]])

@@ -101,6 +101,8 @@ def a_priori(
 
     References: Castin, Ablin, Carrillo, Peyré 2025, arXiv 2501.18322, Theorem 3.1.
 
+    >>> import torch
+    >>> from otflow.stability import a_priori
     >>> import otflow as of
     >>> I = torch.eye(2, dtype=torch.float64)
     >>> a_priori(of.SoftmaxAttention(I, I, 1.1 * I), 1.0, t1=1.0)  # C overflows
@@ -175,6 +177,8 @@ def _positive(R0: Any) -> Tensor:
 def support_radius(mu: Measure) -> Tensor:
     """max |x| over the support of mu, (*batch,); atoms without mass do not count.
 
+    >>> from otflow import Particles
+    >>> from otflow.stability.bounds.a_priori import support_radius
     >>> support_radius(Particles([[3.0, 4.0], [9.0, 9.0]], [1.0, 0.0])).item()
     5.0
     """

@@ -70,6 +70,8 @@ class Constants:
 
     Constants add, and scale by numbers.
 
+    >>> import torch
+    >>> from otflow.stability import Constants
     >>> one = Constants(*torch.tensor([1.0, 2.0, 3.0]).log())
     >>> (one + 2 * one).log_lip(2.0).exp().item()  # 3 (2 + 3)
     15.000
@@ -116,6 +118,7 @@ def hardy_factor(p: float) -> float:
     The same for averages with weights, sum_n w_n (A_n / W_n)^p <= (p / (p - 1))^p sum_n w_n a_n^p, where
     A_n = sum_{k <= n} w_k a_k and W_n = sum_{k <= n} w_k (Copson 1928, "Note on series of positive terms").
 
+    >>> from otflow.stability import hardy_factor
     >>> hardy_factor(2.0), hardy_factor(1.0), hardy_factor(float("inf"))
     (2.0, inf, 1.0)
     """
@@ -158,6 +161,10 @@ def constants(
         R: a number or a tensor, (*batch,) or with axes in front of it.
         t: the time, one number.
 
+    >>> import torch
+    >>> from otflow.stability import Constants, constants
+    >>> from otflow.stability.bounds.constants import ZERO
+    >>> from otflow.stability.bounds.time_and_radius import log_radius
     >>> import otflow as of
     >>> I = torch.eye(2).double()
     >>> constants(of.SigmoidAttention(I, I, 3 * I), 2.0).log_lip(1.0).exp().item()  # 3 (4/4 + 1 + 4/4)

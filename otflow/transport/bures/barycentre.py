@@ -67,6 +67,8 @@ def bures_barycentre(
         on_failure: "raise" raises `ConvergenceError`, which carries the result, if ``tol`` is missed;
             "return" returns it.
 
+    >>> from otflow import Gaussian
+    >>> from otflow.transport import bures_barycentre
     >>> import numpy as np
     >>> mus = Gaussian(np.zeros((2, 1)), root=np.array([[[1.0]], [[3.0]]]))
     >>> bures_barycentre(mus).measure.cov.item()

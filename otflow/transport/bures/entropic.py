@@ -88,6 +88,8 @@ def entropic_bures_wasserstein(mu: Gaussian, nu: Gaussian, eps: float) -> Entrop
     ``map`` is the limit of those of invertible covariances; off the support of mu its slope may reach
     2 |S2| / eps.
 
+    >>> from otflow import Gaussian
+    >>> from otflow.transport import entropic_bures_wasserstein
     >>> mu, nu = Gaussian([0.0], root=[[1.0]]), Gaussian([1.0], root=[[2.0]])
     >>> plan = entropic_bures_wasserstein(mu, nu, 6.0)
     >>> plan.cross.item(), plan.transport_cost.item()
@@ -212,6 +214,8 @@ def gaussian_sinkhorn_divergence(mu: Gaussian, nu: Gaussian, eps: float) -> Tens
     relative error is that of W2^2, rounding for roots close column by column, else about 1e-15 |R| / W2.
     Differentiable in means and roots, twice.
 
+    >>> from otflow import Gaussian
+    >>> from otflow.transport import gaussian_sinkhorn_divergence
     >>> mu, nu = Gaussian([0.0], root=[[1.0]]), Gaussian([0.0], root=[[1.0 + 1e-9]])
     >>> gaussian_sinkhorn_divergence(mu, mu, 1.0).item()
     0.0

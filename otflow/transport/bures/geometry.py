@@ -47,6 +47,7 @@ def bures(S1: Any, S2: Any) -> Tensor:
     Args:
         S1, S2: symmetric positive semidefinite (*batch, d, d), numpy or torch; their batches broadcast.
 
+    >>> from otflow.transport import bures
     >>> import numpy as np
     >>> bures(np.diag([4.0, 1.0]), np.eye(2)).item()
     1.0
@@ -131,6 +132,7 @@ def bures_wasserstein(mu: Gaussian, nu: Gaussian) -> Tensor:
     Differentiable in means and roots, with gradient (R1 - R2 U) / distance in R1 and 0 where the distance
     is 0. Where R1^T R2 is singular the optimal U need not be unique; then one of them is taken.
 
+    >>> from otflow import Gaussian, bures_wasserstein
     >>> mu = Gaussian([0.0, 0.0], root=[[1.0, 0.0], [0.0, 1.0]])
     >>> nu = Gaussian([3.0, 0.0], root=[[0.0, 5.0], [1.0, 0.0]])
     >>> bures_wasserstein(mu, nu).item()
@@ -167,6 +169,8 @@ def bures_geodesic(mu: Gaussian, nu: Gaussian, t: float | Tensor) -> Gaussian:
     Args:
         t: a number, or one per member of the batch.
 
+    >>> from otflow import Gaussian
+    >>> from otflow.transport import bures_geodesic
     >>> mu, nu = Gaussian([0.0], root=[[1.0]]), Gaussian([4.0], root=[[-3.0]])
     >>> middle = bures_geodesic(mu, nu, 0.5)
     >>> middle.mean, middle.cov
@@ -197,6 +201,8 @@ def bures_exp(mu: Gaussian, u: Tangent) -> Gaussian:
     A tangent (b, B R) is the affine field b + B (x - m). It leaves along a geodesic if B is symmetric, which
     stays minimal until t = 1 if I + B >= 0; velocities of gradient flows and `bures_log` are of this kind.
 
+    >>> from otflow import Gaussian
+    >>> from otflow.transport import bures_exp, bures_log
     >>> mu = Gaussian([0.0], root=[[1.0]])
     >>> bures_exp(mu, bures_log(mu, Gaussian([1.0], root=[[2.0]]))).cov.item()
     4.0
@@ -210,6 +216,8 @@ def bures_log(mu: Gaussian, nu: Gaussian) -> Tangent:
     Its norm in L2(mu) is W2(mu, nu). Also where no transport map exists, as long as the root of mu has as
     many columns as nu has rank: zero columns may be appended to it.
 
+    >>> from otflow import Gaussian
+    >>> from otflow.transport import bures_log
     >>> mu = Gaussian([0.0], root=[[1.0]])
     >>> u = bures_log(mu, Gaussian([3.0], root=[[5.0]]))
     >>> mu.inner(u, u).sqrt().item()
@@ -246,6 +254,7 @@ class AffineMap:
         target: y0, (*batch, d).
         status: "ok", or "degenerate" where it misses its aim; an array of these for a batch.
 
+    >>> from otflow.transport import AffineMap
     >>> import torch
     >>> AffineMap(2 * torch.eye(1), torch.tensor([1.0]), torch.tensor([5.0])).shift
     tensor([3.])
@@ -307,6 +316,8 @@ def bures_map(mu: Gaussian, nu: Gaussian, *, on_failure: Literal["raise", "retur
         on_failure: "raise" raises `ConvergenceError`, which carries the map, if it does not lead to nu;
             "return" returns it.
 
+    >>> from otflow import Gaussian
+    >>> from otflow.transport import bures_map
     >>> import numpy as np
     >>> mu, nu = Gaussian(np.zeros(2), root=np.eye(2)), Gaussian(np.ones(2), root=np.diag([3.0, 1.0]))
     >>> f = bures_map(mu, nu)

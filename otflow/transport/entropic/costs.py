@@ -66,6 +66,9 @@ class Cost(ABC):
 class PowerCost(Cost):
     """c(x, y) = d(x, y)^p with the geodesic distance d of the space, p > 0.
 
+    >>> import torch
+    >>> from otflow import Euclidean
+    >>> from otflow.transport import PowerCost
     >>> PowerCost(2).scores(torch.zeros(1, 1), torch.tensor([[3.0]]), Euclidean(), 1.0)
     tensor([[-9.]])
     """
@@ -117,6 +120,9 @@ def _centred(x: Tensor, y: Tensor, unit: float) -> tuple[Tensor, Tensor, Tensor]
 class BilinearCost(Cost):
     """c(x, y) = -<A x, y>, the cost behind Sinkhorn attention.
 
+    >>> import torch
+    >>> from otflow import Euclidean
+    >>> from otflow.transport import BilinearCost
     >>> BilinearCost([[2.0]]).scores(torch.ones(1, 1), torch.ones(1, 1), Euclidean(), 1.0)
     tensor([[2.]])
     """

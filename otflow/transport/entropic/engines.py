@@ -107,6 +107,7 @@ class POT(_Matrix):
 
     Starts cold, whatever ``start`` is.
 
+    >>> from otflow.transport import POT
     >>> POT()
     POT()
     """
@@ -128,6 +129,7 @@ class GeomLoss(_Matrix):
     Its annealing spends a fixed number of iterations, ``annealing``, on the way from eps = infinity and ends
     a few per cent off the marginals; from there plain sweeps go on until these are right. Starts cold.
 
+    >>> from otflow.transport import GeomLoss
     >>> GeomLoss()
     GeomLoss(annealing=100)
     """

@@ -34,6 +34,7 @@ class NewtonSinkhorn(Engine):
     Each component of a step is limited, because for small eps parts of the plan hardly see each other; a
     step that does not help is undone.
 
+    >>> from otflow.transport import NewtonSinkhorn
     >>> NewtonSinkhorn()
     NewtonSinkhorn()
     """

@@ -226,6 +226,7 @@ def sinkhorn(
         start: the solution of a nearby problem of the same shape.
         on_failure: "raise" a `ConvergenceError` that carries the plan, or "return" the plan with its status.
 
+    >>> from otflow import sinkhorn
     >>> import otflow as of
     >>> mu, nu = of.Particles([[0.0], [1.0]]), of.Particles([[0.0], [3.0]])
     >>> plan = sinkhorn(mu, nu, eps=0.1)
@@ -331,6 +332,7 @@ def sinkhorn_divergence(
 
     Arguments as for `sinkhorn`; a `ConvergenceError` is raised if one of the three problems fails.
 
+    >>> from otflow import sinkhorn_divergence
     >>> import otflow as of
     >>> mu, nu = of.Particles([[0.0], [1.0]]), of.Particles([[2.0], [3.0]])
     >>> round(sinkhorn_divergence(mu, nu, eps=10.0).item(), 6)  # a translation by 2

@@ -48,6 +48,7 @@ def conditional_wasserstein(mu: Measure, nu: Measure, p: float = 2) -> Tensor:
     References: Hosseini, Hsu and Taghvaei 2025, "Conditional optimal transport on function spaces";
     Chemseddine, Hagemann, Steidl and Wald 2025, "Conditional Wasserstein distances".
 
+    >>> from otflow import conditional_wasserstein
     >>> import otflow as of
     >>> mu = of.Particles([[0.0], [1.0]], label=[0, 1])
     >>> nu = of.Particles([[0.0], [1.0]], label=[1, 0])  # the same tokens in the other order
@@ -274,6 +275,7 @@ def relaxed_conditional(
         on_failure: "raise" raises `ConvergenceError`, which carries the result, if a plan is not certified;
             "return" returns it.
 
+    >>> from otflow.transport import relaxed_conditional
     >>> import otflow as of
     >>> mu, nu = of.Particles([[0.0], [1.0]], label=[0, 1]), of.Particles([[1.0], [0.0]], label=[0, 1])
     >>> relaxed = relaxed_conditional(mu, nu, [0.25, 4.0])

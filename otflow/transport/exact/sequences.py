@@ -43,6 +43,7 @@ def sequence_distance(mu: Measure, nu: Measure, p: float = 2) -> Tensor:
     References: Castin, Ablin, Carrillo and Peyré 2025, Definition 3.2 (the distance at one law of labels);
     Chemseddine, Hagemann, Steidl and Wald 2025, "Conditional Wasserstein distances".
 
+    >>> from otflow import sequence_distance
     >>> import otflow as of
     >>> mu = of.Particles([[0.0], [1.0]], label=[0, 1])
     >>> nu = of.Particles([[0.0], [1.0], [1.0]], label=[0, 5, 9])  # 1 from the quantile 1/3 on, not 1/2
@@ -62,6 +63,7 @@ def sequence_distance(mu: Measure, nu: Measure, p: float = 2) -> Tensor:
 def positions(n: int) -> Tensor:
     """(i - 1/2) / n for i = 1, ..., n: the middles of the intervals of n tokens, as labels in [0, 1], (n,).
 
+    >>> from otflow.transport import positions
     >>> positions(4)
     tensor([0.1250, 0.3750, 0.6250, 0.8750], dtype=torch.float64)
     """

@@ -41,6 +41,7 @@ def sliced_wasserstein(
 
     Reference: Bonneel, Rabin, Peyre and Pfister 2015, "Sliced and Radon Wasserstein barycenters of measures".
 
+    >>> from otflow import sliced_wasserstein
     >>> import numpy as np
     >>> import otflow as of
     >>> mu, nu = of.Particles([[0.0, 0.0], [1.0, 0.0]]), of.Particles([[0.0, 3.0], [1.0, 3.0]])

@@ -62,6 +62,7 @@ def solve(
 
     Reference: Peyre and Cuturi 2019, "Computational optimal transport", Sections 2.5 and 3.5.
 
+    >>> from otflow import solve
     >>> import otflow as of
     >>> mu = of.Particles([[0.0, 0.0], [1.0, 0.0]])
     >>> nu = of.Particles([[1.0, 1.0], [0.0, 1.0], [0.0, 2.0]])
@@ -93,6 +94,7 @@ def wasserstein(mu: Measure, nu: Measure, p: float = 2, *, start: Plan | None = 
         p: the order, from 1 to 500.
         start: the `Plan` of a nearby problem, to save time.
 
+    >>> from otflow import wasserstein
     >>> import otflow as of
     >>> wasserstein(of.Particles([[0.0, 0.0]]), of.Particles([[3.0, 0.0], [0.0, 4.0]]), p=1)
     tensor(3.5000, dtype=torch.float64)

@@ -237,6 +237,8 @@ def log_apply(factor: Factor, m: Tensor) -> Tensor:
     With the maximum of each line taken out, a term that underflows is below 1e-300 or so, which cannot
     matter for a sum above 1e-280. The other sums are formed from the logarithms.
 
+    >>> import torch
+    >>> from otflow.steppers.jko.grid.entropic import Factor, log_apply
     >>> L = -torch.tensor([[0.0, 1e4], [1e4, 0.0]], dtype=torch.float64)
     >>> log_apply(Factor.of(L), torch.tensor([0.0, -5e3], dtype=torch.float64))
     tensor([    0., -5000.], dtype=torch.float64)

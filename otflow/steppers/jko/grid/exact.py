@@ -61,6 +61,8 @@ def on_grid(mu: Grid, problem: MovementProblem, start: Any = None) -> Move:
     in the plane the total variation between nu and S_# mu. There splines do not resolve jumps of the density:
     where the climb stalls above tol, the step is the debiased entropic one, and ``blur`` is its variance.
 
+    >>> from otflow import Grid
+    >>> from otflow.steppers.jko.base import MovementProblem, minimise
     >>> import numpy as np, otflow as of
     >>> x = (np.arange(64) + 0.5) / 16 - 2
     >>> mu = Grid((np.abs(x) < 0.5) * 1.0, [x])
@@ -98,6 +100,7 @@ def _step(mu: Grid, problem: MovementProblem, start: Any) -> Move:
 def tolerance(sizes: tuple[int, ...]) -> float:
     """What ``tol`` is on a grid of these sizes unless given.
 
+    >>> from otflow.steppers.jko.grid.exact import tolerance
     >>> tolerance((64,)), tolerance((256, 256)), tolerance((40, 80))
     (0.0001, 0.003, 0.01)
     """

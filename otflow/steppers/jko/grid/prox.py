@@ -26,6 +26,8 @@ class Split:
 
     ``internal`` is the energy of U, or None; ``V`` has the shape of the density.
 
+    >>> from otflow import Entropy, Potential
+    >>> from otflow.steppers.jko.grid.prox import split
     >>> import math, torch, otflow as of
     >>> mu = of.Grid([1.0, 1.0], [[0.25, 0.75]])
     >>> F = split(3 * Entropy() + Potential(lambda x: -3 + 0 * x[..., 0]), mu)
@@ -163,6 +165,8 @@ def _(internal: PorousMedium, h: Tensor, kappa: float) -> Tensor:
 def log_omega(x: Tensor) -> Tensor:
     """The t with t + e^t = x, that is log W(e^x) with Lambert's W.
 
+    >>> import torch
+    >>> from otflow.steppers.jko.grid.prox import log_omega
     >>> log_omega(torch.tensor([1.0, 1000.0], dtype=torch.float64))
     tensor([0.0000, 6.9008], dtype=torch.float64)
     """

@@ -23,6 +23,8 @@ class Jet(NamedTuple):
 def coefficients(f: Array, D: int) -> Array:
     """The c with f_i = sum_k c_k B(i - k), B the cubic B-spline, along the last D axes.
 
+    >>> import numpy as np
+    >>> from otflow.steppers.jko.grid.spline import coefficients
     >>> np.allclose(coefficients(np.ones(6), 1), 1.0)
     True
     """
