@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+import torch.utils.dlpack
 from torch import Tensor
 
 from otflow.base.errors import InputError
@@ -37,13 +38,17 @@ def require(
 
 
 def tensor(value: Any, name: str) -> Tensor:
-    """A real, finite tensor of dtype float32 or float64 out of numpy, torch, or nested lists.
+    """A real, finite tensor of dtype float32 or float64 out of numbers in any container.
+
+    That is numpy, torch, nested lists, pandas, xarray, and arrays of other libraries by DLPack.
 
     Integers become float64. Numpy input is copied (so that a later change of the array cannot
     change a measure, and read-only or memory-mapped arrays are safe); a tensor keeps its graph.
     """
     if not isinstance(value, Tensor):
         value = _stacked(value)
+    if hasattr(value, "__dlpack__") and not isinstance(value, Tensor | np.ndarray):
+        value = torch.utils.dlpack.from_dlpack(value).clone()  # arrays of other libraries, on their device
     out = value if isinstance(value, Tensor) else _from_numpy(value, name)
     kind = f"a tensor of dtype {out.dtype}"
     require(not out.is_complex(), name, kind, "complex numbers have no meaning here", "pass its real part")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Self, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from otflow.base import checks
 from otflow.base.tangent import Tangent, align
+
+Change: TypeAlias = Callable[[Tensor], Tensor]
+Random: TypeAlias = int | np.random.Generator | None
 
 
 class Measure(ABC):
@@ -67,6 +72,15 @@ class Measure(ABC):
         """(id + u)_# mu along geodesics of the space, so that |u| is the length of the way; u is tangent."""
         return self.move(u)
 
+    @abstractmethod
+    def sample(self, n: int, *, rng: Random = None) -> Measure:
+        """`Particles` of equal weight, n independent draws from each member of the batch: (*batch, n, d).
+
+        Args:
+            n: how many.
+            rng: a seed or a `numpy.random.Generator`; different draws every time if left out.
+        """
+
     def shapes(self) -> list[torch.Size]:
         """The shapes of the pieces of a tangent; those of the coordinates, except on grids."""
         return [c.shape for c in self.coords]
@@ -82,6 +96,47 @@ class Measure(ABC):
     def __getitem__(self, index: Any) -> Self:
         """Members of the batch, ``mu[0]`` or ``mu[:, 1]``; only batch axes can be indexed."""
         return self.at(self.coords.map(lambda c: pick(c, self.batch, index)))
+
+    @abstractmethod
+    def parts(self) -> dict[str, Tensor]:
+        """All that the measure is made of, by name."""
+
+    @abstractmethod
+    def each(self, f: Change, exact: Change) -> Self:
+        """The same measure, its numbers changed by f, and by ``exact`` what is always in double precision."""
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
+        """The same measure in another precision, or on another device; labels and levels stay in double."""
+        return self.each(lambda a: a.to(device=device, dtype=dtype), lambda a: a.to(device=device))
+
+    def detach(self) -> Self:
+        """The same measure without the graph of its numbers."""
+        return self.each(Tensor.detach, Tensor.detach)
+
+    def numpy(self) -> dict[str, np.ndarray]:
+        """Copies of all numbers as arrays, by name: x and w of particles, mean, cov and root of Gaussians.
+
+        >>> from otflow import Particles
+        >>> Particles([[1.0], [2.0]]).numpy()["w"]
+        array([0.5, 0.5])
+        """
+        return {name: a.detach().cpu().numpy().copy() for name, a in self.parts().items()}
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        rule = "a measure is more than one array"
+        checks.fail("measure", repr(self), rule, f"take mu.numpy(), which has {', '.join(self.parts())}")
+
+    def __len__(self) -> int:
+        """The length of the first batch axis, along which ``mu[0]`` and ``for nu in mu`` go."""
+        if not self.batch:
+            raise TypeError(f"{self!r} is one measure and not a batch, so it has no length.")
+        return self.batch[0]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Self]:
+        return (self[k] for k in range(len(self)))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -99,6 +154,18 @@ class Measure(ABC):
             return quick
         ok = [torch.isfinite(c.detach()).reshape(*self.batch, -1).all(-1) for c in self.coords]
         return torch.stack(ok).all(0)
+
+
+def uniforms(mu: Measure, shape: tuple[int, ...], rng: Random) -> Tensor:
+    """Uniform numbers in [0, 1) next to a measure, from numpy's generator whatever the device."""
+    drawn = np.random.default_rng(rng).random((*mu.batch, *shape))
+    return torch.from_numpy(drawn).to(mu.device)
+
+
+def which(w: Tensor, n: int, u: Tensor) -> Tensor:
+    """Indices (*batch, n) drawn with probabilities w (*batch, k), by inverting their cumulated sums."""
+    steps = w.detach().double().cumsum(-1)
+    return torch.searchsorted(steps, u * steps[..., -1:], right=True).clamp(max=w.shape[-1] - 1)
 
 
 def where(condition: Tensor, mu: Measure, nu: Measure) -> Measure:

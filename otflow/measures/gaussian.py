@@ -15,7 +15,8 @@ from otflow.base import checks
 from otflow.base.linalg import sqrtm
 from otflow.base.matrices import of_covariance, semidefinite
 from otflow.base.tangent import Tangent, as_tangent
-from otflow.measures.base import Measure, total
+from otflow.measures.base import Change, Measure, Random, total
+from otflow.measures.particles import Particles
 
 # Gauss-Hermite nodes per axis; chosen: at most 1728 in all; beyond three axes a cubature of degree five.
 HERMITE = {1: 32, 2: 24, 3: 12}
@@ -72,6 +73,22 @@ class Gaussian(Measure):
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "root", root)
 
+    @classmethod
+    def fit(cls, mu: Measure) -> Self:
+        """The Gaussian with the mean and the covariance of ``mu``, by its nodes; any batch.
+
+        >>> from otflow import Gaussian, Particles
+        >>> Gaussian.fit(Particles([[0.0], [2.0]])).cov.item()
+        1.0
+        """
+        x, w = checks.instance(mu, Measure, "mu").nodes()
+        space = getattr(mu, "space", None)
+        rule = "points that wrap around have no mean"
+        checks.require(space is None or space.linear, "mu.space", space, rule, "fit a chart of it")
+        mean = (w[..., None] * x).sum(-2)
+        y = x - mean[..., None, :]
+        return cls(mean, cov=(w[..., None] * y).mT @ y)
+
     @property
     def cov(self) -> Tensor:
         """The covariance R R^T, (*batch, d, d)."""
@@ -94,6 +111,23 @@ class Gaussian(Measure):
         other = object.__new__(type(self))
         other._set(*coords)
         return other
+
+    def each(self, f: Change, exact: Change) -> Self:
+        return self.at([f(self.mean), f(self.root)])
+
+    def parts(self) -> dict[str, Tensor]:
+        return {"mean": self.mean, "cov": self.cov, "root": self.root}
+
+    def sample(self, n: int, *, rng: Random = None) -> Particles:
+        """m + R z, z standard normal: differentiable in mean and root.
+
+        >>> from otflow import Gaussian
+        >>> Gaussian([0.0, 0.0], cov=[[1.0, 0.0], [0.0, 1.0]]).sample(5, rng=0)
+        Particles(n=5, d=2, space=Euclidean())
+        """
+        size = (*self.batch, checks.count(n, "n"), self.root.shape[-1])
+        z = torch.from_numpy(np.random.default_rng(rng).standard_normal(size)).to(self.root)
+        return Particles(self.mean[..., None, :] + z @ self.root.mT)
 
     def nodes(self) -> tuple[Tensor, Tensor]:
         """m + R z_q with Gauss-Hermite nodes up to r = 3, else Stroud's cubature of degree five.

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.errors import StepError
 from otflow.base.tangent import Tangent, as_tangent
-from otflow.measures.base import Measure, total
+from otflow.measures.base import Change, Measure, Random, total, uniforms, which
+from otflow.measures.particles import Particles
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +86,68 @@ class Grid(Measure):
         other = object.__new__(type(self))
         other._set(coords[0], self.axes)
         return other
+
+    @classmethod
+    def from_function(cls, f: Callable[..., Any], axes: Sequence[Any]) -> Self:
+        """The density proportional to f >= 0 at the cell centres, f a function of as many arrays as axes.
+
+        >>> import numpy as np
+        >>> from otflow import Grid
+        >>> x = (np.arange(10) + 0.5) / 10
+        >>> Grid.from_function(lambda x, y: x + y, [x, x])
+        Grid(shape=(10, 10))
+        """
+        points = np.meshgrid(*(np.asarray(a, dtype=np.float64) for a in axes), indexing="ij")
+        values = checks.tensor(checks.function(f, "f")(*points), "f(*points)")
+        cell = math.prod(float(a[1] - a[0]) for a in axes)
+        rule = "a density needs some mass"
+        checks.require(bool(values.sum() > 0), "sum of f", float(values.sum()), rule, "check f and the axes")
+        return cls(values / (values.sum() * cell), axes)
+
+    @classmethod
+    def histogram(cls, mu: Measure, axes: Sequence[Any]) -> Self:
+        """The mass of ``mu`` in each cell, over its volume; what lies outside of the grid is refused.
+
+        >>> import numpy as np
+        >>> from otflow import Grid, Particles
+        >>> Grid.histogram(Particles([[0.1], [0.2], [0.9], [0.6]]), [np.array([0.25, 0.75])]).density
+        tensor([1., 1.], dtype=torch.float64)
+        """
+        x, w = checks.instance(mu, Measure, "mu").nodes()
+        grid = cls.from_function(lambda *points: np.ones(points[0].shape), axes)
+        shape, k = grid.density.shape, torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
+        rule = f"the grid has {len(shape)} axes"
+        checks.require(x.shape[-1] == len(shape), "d", x.shape[-1], rule, "pass as many axes as coordinates")
+        for i, (a, h) in enumerate(zip(grid.axes, grid.spacing, strict=True)):
+            place = torch.floor((x[..., i] - a[0]) / h + 0.5).long()
+            rule, remedy = f"it is off the grid along axis {i}", "widen the axes"
+            low, high = int(place.min()), int(place.max())
+            checks.require(low >= 0 and high < len(a), f"mu.x[..., {i}]", "a point", rule, remedy)
+            k = k * len(a) + place
+        mass = torch.zeros(*w.shape[:-1], shape.numel(), dtype=w.dtype, device=w.device).scatter_add(-1, k, w)
+        return cls(mass.reshape(*w.shape[:-1], *shape) / grid.cell, axes)
+
+    def each(self, f: Change, exact: Change) -> Self:
+        other = object.__new__(type(self))
+        other._set(f(self.density), tuple(f(a) for a in self.axes))
+        return other
+
+    def parts(self) -> dict[str, Tensor]:
+        return {"density": self.density} | {f"axis{i}": a for i, a in enumerate(self.axes)}
+
+    def sample(self, n: int, *, rng: Random = None) -> Particles:
+        """Points that are uniform within cells drawn by their mass.
+
+        >>> from otflow import Grid
+        >>> Grid([0.25, 0.75], [[0.5, 1.5]]).sample(4, rng=0)
+        Particles(n=4, d=1, space=Euclidean())
+        """
+        x, mass = self.nodes()
+        u = uniforms(self, (1 + len(self.axes), checks.count(n, "n")), rng)
+        i = which(mass, n, u[..., 0, :].contiguous())
+        width = torch.tensor(self.spacing, dtype=x.dtype, device=x.device)
+        centre = x.gather(-2, i[..., None].expand(*i.shape, len(self.axes)))
+        return Particles(centre.detach() + (u[..., 1:, :].mT.to(x.dtype) - 0.5) * width)
 
     def nodes(self) -> tuple[Tensor, Tensor]:
         x = torch.stack(torch.meshgrid(*self.axes, indexing="ij"), -1).reshape(-1, len(self.axes))

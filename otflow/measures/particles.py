@@ -12,7 +12,7 @@ from torch import Tensor
 from otflow.base import checks
 from otflow.base.spaces import Euclidean, Space
 from otflow.base.tangent import Tangent, as_tangent
-from otflow.measures.base import Measure, pick, total
+from otflow.measures.base import Change, Measure, Random, pick, total, uniforms, which
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,11 +91,41 @@ class Particles(Measure):
         other._set(x, w, label, self.space)
         return other
 
-    def to(self, dtype: torch.dtype) -> Self:
-        """The same cloud in another precision; labels are in double precision whatever it is."""
+    def each(self, f: Change, exact: Change) -> Self:
         other = object.__new__(type(self))
-        other._set(self.x.to(dtype), None if self._w is None else self._w.to(dtype), self.label, self.space)
+        w, label = (None if a is None else g(a) for a, g in ((self._w, f), (self.label, exact)))
+        other._set(f(self.x), w, label, self.space)
         return other
+
+    def parts(self) -> dict[str, Tensor]:
+        return {"x": self.x, "w": self.w} | ({} if self.label is None else {"label": self.label})
+
+    def sample(self, n: int, *, rng: Random = None) -> Particles:
+        """n tokens drawn with replacement, each with probability w_i; they keep their labels.
+
+        >>> from otflow import Particles
+        >>> Particles([[1.0], [2.0]], w=[0.0, 1.0]).sample(3, rng=0).x[:, 0].tolist()
+        [2.0, 2.0, 2.0]
+        """
+        n = checks.count(n, "n")
+        i = which(self.w, n, uniforms(self, (n,), rng))
+        label = None if self.label is None else self.label.gather(-1, i)
+        x = self.x.gather(-2, i[..., None].expand(*i.shape, self.d))
+        other = object.__new__(Particles)
+        other._set(x, None, label, self.space)
+        return other
+
+    @classmethod
+    def from_grid(cls, grid: Measure) -> Self:
+        """Atoms at the centres of the cells, with their masses; empty cells are kept, so that batches fit.
+
+        >>> from otflow import Grid, Particles
+        >>> Particles.from_grid(Grid([0.25, 0.75], [[0.5, 1.5]])).w
+        tensor([0.2500, 0.7500], dtype=torch.float64)
+        """
+        rule = "it has no cells"
+        checks.require(hasattr(grid, "axes"), "grid", grid, rule, "pass a Grid, or draw mu.sample(n)")
+        return cls(*grid.nodes())
 
     def __getitem__(self, index: Any) -> Self:
         other = object.__new__(type(self))

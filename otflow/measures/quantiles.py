@@ -15,7 +15,8 @@ from torch import Tensor
 from otflow.base import checks
 from otflow.base.errors import StepError
 from otflow.base.tangent import Tangent, as_tangent
-from otflow.measures.base import Measure, total
+from otflow.measures.base import Change, Measure, Random, total, uniforms
+from otflow.measures.particles import Particles
 
 GAUSS = 3  # Gauss points per interval: exact for polynomials of degree five on each
 LAGUERRE = 12  # Gauss-Laguerre points in a tail; chosen
@@ -213,6 +214,24 @@ class Quantiles(Measure):
         other = object.__new__(type(self))
         other._set(x, levels)
         return other
+
+    def each(self, f: Change, exact: Change) -> Self:
+        return self._with(f(self.x), exact(self.levels))
+
+    def parts(self) -> dict[str, Tensor]:
+        return {"x": self.x, "levels": self.levels}
+
+    def sample(self, n: int, *, rng: Random = None) -> Particles:
+        """X(u) at uniform levels u: points on the line.
+
+        >>> from otflow import Quantiles
+        >>> Quantiles([0.0, 1.0], [0.0, 1.0]).sample(4, rng=0)
+        Particles(n=4, d=1, space=Euclidean())
+        """
+        u = uniforms(self, (checks.count(n, "n"),), rng)
+        i = (torch.searchsorted(self.levels, u, right=True) - 1).clamp(0, self.n - 1)
+        r = ((u - self.levels[i]) / torch.diff(self.levels)[i]).to(self.dtype)
+        return Particles(torch.lerp(self.x.gather(-1, i), self.x.gather(-1, i + 1), r)[..., None])
 
     def nodes(self) -> tuple[Tensor, Tensor]:
         """Three Gauss points in each interval: int f dmu is exact for f of degree five between the x_i."""
