@@ -51,7 +51,7 @@ class Crowd(NamedTuple):
 
         >>> import otflow as of
         >>> from otflow.papers.crowd_motion.runs import SCENES, follow
-        >>> crowd = follow(SCENES["bowl"], 16, of.EntropicJKO(0.02), 1)
+        >>> crowd = follow(SCENES["bowl"], 16, of.EntropicJKO(0.04), 1)
         >>> round(float(crowd.packed.sum()) * crowd.densities[0].cell, 12)
         1.0
         """
@@ -65,7 +65,7 @@ class Crowd(NamedTuple):
 
         >>> import otflow as of
         >>> from otflow.papers.crowd_motion.runs import SCENES, follow
-        >>> crowd = follow(SCENES["bowl"], 16, of.EntropicJKO(0.02), 1)
+        >>> crowd = follow(SCENES["bowl"], 16, of.EntropicJKO(0.04), 1)
         >>> bool(crowd.least < crowd.energy.min())
         True
         """
@@ -138,7 +138,7 @@ def follow(scene: Scene, n: int, stepper: of.Stepper, steps: int) -> Crowd:
 
     >>> import otflow as of
     >>> from otflow.papers.crowd_motion.runs import SCENES, follow
-    >>> follow(SCENES["bowl"], 16, of.EntropicJKO(0.02), 1).t.tolist()
+    >>> follow(SCENES["bowl"], 16, of.EntropicJKO(0.04), 1).t.tolist()
     [0.0, 0.2]
     """
     x = box(n, WIDTH)

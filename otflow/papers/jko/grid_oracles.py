@@ -52,7 +52,7 @@ def spread(n: int, stepper: of.Stepper, tau: float) -> Tensor:
 
     >>> import otflow as of
     >>> from otflow.papers.jko.grid_oracles import spread
-    >>> spread(32, of.EntropicJKO(1e-3), 3e-3).shape
+    >>> spread(32, of.EntropicJKO(2e-3), 3e-3).shape
     torch.Size([32, 32])
     """
     start = unit(profile(n, BORN**0.25), box(n))
@@ -84,7 +84,7 @@ def blurred(n: int, stepper: of.Stepper) -> Blurred:
 
     >>> import otflow as of
     >>> from otflow.papers.jko.grid_oracles import blurred
-    >>> blurred(32, of.EntropicJKO(1e-2)).scheme > 0.1
+    >>> blurred(32, of.EntropicJKO(2e-2)).scheme > 0.1
     True
     """
     rho = spread(n, stepper, BLUR_TAU)

@@ -50,7 +50,7 @@ def replacement(
     """
     if max(mu.spacing) > 1.5 * min(mu.spacing):
         return None
-    stepper = EntropicJKO(max(mu.spacing) ** 2 / 2, debiased=True, tol=tol, max_iter=max_iter)
+    stepper = EntropicJKO(max(mu.spacing) ** 2, debiased=True, tol=tol, max_iter=max_iter)
     try:
         with torch.no_grad():
             return stepper.move(SteepestDescent(problem.energy, problem.metric), problem.tau, mu, None)

@@ -30,28 +30,29 @@ SAFE = 1e-280
 
 
 class EntropicJKO(Stepper):
-    """mu_{k+1} = argmin over nu of F(nu) + W_eps(nu, mu_k) / dt on a `Grid` (Peyré 2015), with
+    """mu_{k+1} = argmin over nu of F(nu) + W_eps(nu, mu_k) / (2 dt) on a `Grid` (Peyré 2015), with
 
-        W_eps(nu, mu) = min over plans pi of int |x - y|^2 / 2 dpi + eps KL(pi | dx dy),
+        W_eps(nu, mu) = min over plans pi of int |x - y|^2 dpi + eps KL(pi | dx dy),
 
-    so that the Gibbs kernel is the Gaussian exp(-|x - y|^2 / (2 eps)). With F = 0 a step blurs mu_k by the
-    variance eps: an error in proportion to eps, as if F had the additional term eps / (2 dt) Entropy().
-    ``debiased=True`` takes just this term away: W_eps(nu, mu) - eps / 2 (int nu log nu + int mu log mu) is
-    W_2(nu, mu)^2 / 2 up to a constant and O(eps^2) where both have a finite Fisher information (Conforti and
-    Tamanini 2021), and then so is the error.
+    as in `sinkhorn`: the Gibbs kernel is exp(-|x - y|^2 / eps), a Gaussian of variance eps / 2. With F = 0 a
+    step blurs mu_k by it: an error in proportion to eps, as if F had the additional term eps / (4 dt)
+    Entropy(). ``debiased=True`` takes just this term away: W_eps(nu, mu) - eps / 2 (int nu log nu + int mu
+    log mu) is W_2(nu, mu)^2 up to a constant and O(eps^2) where both have a finite Fisher information
+    (Conforti and Tamanini 2021), and then so is the error.
 
     F is a sum of at most one `PorousMedium` or `DensityBound`, and of `Entropy`, `Potential` and
     `Interaction` terms; interactions are linearised at mu_k, all else is implicit. The step alternates
     between the two marginals in the log domain, with momentum; the number of iterations grows as eps falls.
-    An eps below a third of the squared spacing is refused: moves shorter than a cell would be lost.
+    An eps below two thirds of the squared spacing is refused: moves shorter than a cell would be lost.
 
     Certificates of a step: ``residual``, the L1 error of the marginal of the plan; ``mass``, |mass - 1|;
     ``energy_gap``, F(mu_{k+1}) + int |x - y|^2 dpi / (2 dt) - F(mu_k). The inequality of the scheme holds
-    for the blurred functional, eps KL / dt included: at rest in dimension d the gap is near d eps / (2 dt).
-    When debiased, the cost in it is so too, and the inequality that of JKO up to O(eps^2 / dt).
+    for the blurred functional, eps KL / (2 dt) included: at rest in dimension d the gap is near
+    d eps / (4 dt). When debiased, the cost in it is so too, and the inequality that of JKO up to
+    O(eps^2 / dt).
 
     Args:
-        eps: the blur, in units of a squared length.
+        eps: as in `sinkhorn`, twice the variance of the blur.
         debiased: whether to remove the blur to first order.
         tol: bound on ``residual``.
         max_iter: iterations a step, beyond which its status is "max_iter".
@@ -60,7 +61,7 @@ class EntropicJKO(Stepper):
     >>> x = (np.arange(32) + 0.5) / 32
     >>> crowd = of.SteepestDescent(of.DensityBound(2.0), of.Wasserstein())
     >>> mu = of.Grid(4.0 * (x < 0.25), [x])
-    >>> of.flow(mu, crowd, of.EntropicJKO(1e-3), t1=0.1, dt=0.1).final.density.max().item()
+    >>> of.flow(mu, crowd, of.EntropicJKO(2e-3), t1=0.1, dt=0.1).final.density.max().item()
     2.0
     """
 
@@ -84,10 +85,11 @@ class EntropicJKO(Stepper):
 
     def move(self, field: SteepestDescent, tau: float, mu: Grid, carry: Carry | None) -> Move:
         """The step from mu; its state is the first variation of F on the way, which no time step scales."""
-        scale = self.eps / tau
+        variance = self.eps / 2
+        scale = variance / tau
         parts = split(field.energy, mu, entropy=-scale / 2 if self.debiased else 0.0)
         parts.admits(scale)
-        kernel = HeatKernel.gibbs(mu, self.eps)
+        kernel = HeatKernel.gibbs(mu, variance)
         u = torch.zeros_like(parts.V) if carry is None else -carry.state / scale
         plan = scaling(kernel, mu, parts, scale, u, self.tol, self.max_iter)
         rho = of_mass_one(parts, plan.log_q, scale, mu)
@@ -96,7 +98,7 @@ class EntropicJKO(Stepper):
         message = f"{worst}, tol = {self.tol:g}: raise max_iter, eps or tol" if bool(failed.any()) else ""
         return Move(
             mu.at([rho.to(mu.dtype)]),
-            sharp_cost(plan, mu, self.eps) if self.debiased else kernel.cost(plan.u, plan.v, mu),
+            sharp_cost(plan, mu, variance) if self.debiased else kernel.cost(plan.u, plan.v, mu),
             plan.residual,
             failed,
             plan.iterations,
@@ -121,10 +123,10 @@ def _admitted(field: VelocityField, t: Tensor, mu: Measure) -> tuple[SteepestDes
 def _resolved(mu: Grid, eps: float) -> None:
     """Refuse a kernel that the grid cannot carry by a fraction of a cell.
 
-    The sum of a Gaussian over a lattice depends on its centre by 2 exp(-2 pi^2 eps / h^2), 0.3 % at
-    eps = h^2 / 3; at h^2 / 10 a drift by 0.3 h a step is 60 % too slow.
+    The sum of a Gaussian over a lattice depends on its centre by 2 exp(-pi^2 eps / h^2), 0.3 % at
+    eps = 2 h^2 / 3; at h^2 / 5 a drift by 0.3 h a step is 60 % too slow.
     """
-    least = max(mu.spacing) ** 2 / 3
+    least = 2 * max(mu.spacing) ** 2 / 3
     if eps < least * (1 - 1e-9):
         checks.fail(
             "eps", eps, f"on this grid mass is stuck below eps = {least:.3g}", "raise it, or refine the grid"
@@ -169,8 +171,8 @@ def scaling(
     return BlurredPlan(u, v, log_q, residual, iterations)
 
 
-def sharp_cost(plan: BlurredPlan, mu: Grid, eps: float) -> Tensor:
-    """2 W_eps(nu, mu) - eps (int nu log nu + int mu log mu) + eps D log(2 pi eps), which is W2^2 + O(eps^2).
+def sharp_cost(plan: BlurredPlan, mu: Grid, variance: float) -> Tensor:
+    """W_eps(nu, mu) - s (int nu log nu + int mu log mu) + s D log(2 pi s), s = eps / 2: W2^2 + O(eps^2).
 
     W_eps is the dual value, eps (int u dnu + int v dmu), the kernel being normalised; shape (*batch,).
     """
@@ -179,7 +181,7 @@ def sharp_cost(plan: BlurredPlan, mu: Grid, eps: float) -> Tensor:
         torch.where(log_rho > -math.inf, log_rho.exp() * (w - log_rho / 2), 0.0)
         for w, log_rho in ((plan.u, log_nu), (plan.v, log_mu))
     ]
-    return 2 * eps * total(parts[0] + parts[1], mu.batch) * mu.cell
+    return 2 * variance * total(parts[0] + parts[1], mu.batch) * mu.cell
 
 
 class Factor(NamedTuple):
@@ -204,12 +206,12 @@ class HeatKernel:
     squares: Sequence[Tensor]
 
     @classmethod
-    def gibbs(cls, mu: Grid, eps: float) -> HeatKernel:
-        """exp(-|x - y|^2 / (2 eps)) dy / (2 pi eps)^(D/2), the Gaussian of variance eps."""
+    def gibbs(cls, mu: Grid, variance: float) -> HeatKernel:
+        """exp(-|x - y|^2 / (2 s)) dy / (2 pi s)^(D/2), the Gaussian of variance s."""
         squares = [(a[:, None] - a).square() for a in (axis.to(torch.float64) for axis in mu.axes)]
-        units = [math.log(h / math.sqrt(2 * math.pi * eps)) for h in mu.spacing]
+        units = [math.log(h / math.sqrt(2 * math.pi * variance)) for h in mu.spacing]
         return cls(
-            [Factor.of(c / (-2 * eps) + unit) for c, unit in zip(squares, units, strict=True)], squares
+            [Factor.of(c / (-2 * variance) + unit) for c, unit in zip(squares, units, strict=True)], squares
         )
 
     def __call__(self, m: Tensor) -> Tensor:
