@@ -79,7 +79,7 @@ def memory(n: int = 50_000, d: int = 16) -> None:
     Q, K, V = torch.randn(3, d, d, generator=generator, dtype=torch.float64) / d
     fields = {
         "softmax": of.SoftmaxAttention(Q, K, V),
-        "Sinkhorn, 10 sweeps": of.SinkhornAttention(Q, K, V, max_iter=10),
+        "Sinkhorn, 10 sweeps": of.SinkhornAttention(Q, K, V, of.Sinkhorn(1.0, max_iter=10)),
     }
     for name, field in fields.items():
         start = time.perf_counter()

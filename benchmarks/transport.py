@@ -112,7 +112,7 @@ def entropic(n: int, d: int) -> None:
     mu, nu = of.Particles(x), of.Particles(y)
 
     def own() -> Tensor:
-        return of.sinkhorn(mu, nu, eps, tol=TOL).g
+        return of.sinkhorn(mu, nu, of.Sinkhorn(eps, tol=TOL)).g
 
     def error(g: Tensor) -> float:
         return marginal_error(x, y, g, eps)
@@ -180,7 +180,7 @@ def memory(n: int = 50_000, d: int = 8) -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(2, n, d, generator=generator, dtype=torch.float64)
     start = time.perf_counter()
-    plan = of.sinkhorn(of.Particles(x), of.Particles(y), eps=4.0, tol=1e-6)
+    plan = of.sinkhorn(of.Particles(x), of.Particles(y), of.Sinkhorn(4.0, tol=1e-6))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     seconds = time.perf_counter() - start
     print(f"{n} points, d = {d}: {plan}, {plan.sweeps} sweeps, {seconds:.0f} s, peak {peak:.2f} GB")

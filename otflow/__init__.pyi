@@ -73,6 +73,7 @@ from .steppers import (
     jko_step,
 )
 from .transport import (
+    Sinkhorn,
     bures_wasserstein,
     conditional_wasserstein,
     mmd,
@@ -126,6 +127,7 @@ __all__ = [
     "SelfTransport",
     "SigmoidAttention",
     "SigmoidInteraction",
+    "Sinkhorn",
     "SinkhornAttention",
     "SinkhornDivergence",
     "SoftmaxAttention",

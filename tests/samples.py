@@ -142,3 +142,10 @@ def rate(F: of.Energy, mu: of.Measure, u: of.Tangent) -> Tensor:
     steps = {1: 0.75, 2: -0.15, 3: 1 / 60}
     terms = [c * (F(mu.move((k * h) * u)) - F(mu.move((-k * h) * u))) / h for k, c in steps.items()]
     return torch.stack(terms).sum(0)
+
+
+def with_options(
+    eps: float, tol: float = 1e-9, max_iter: int = 10_000, engine: Any = None, **others: Any
+) -> dict[str, Any]:
+    """Keywords of `sinkhorn`, those that are options put into one object."""
+    return {"eps": of.Sinkhorn(eps, tol, max_iter, engine), **others}

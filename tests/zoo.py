@@ -164,17 +164,19 @@ ATTENTIONS: dict[str, Callable[[], of.VelocityField]] = {
     "softmax_of_layers": lambda: of.SoftmaxAttention(layers(42, 2), layers(43, 2), layers(44)),
     "l2": lambda: of.L2Attention(*QKV(45)),
     "l2_thin": lambda: of.L2Attention(*QKV(48, k=1)),
-    "sinkhorn": lambda: of.SinkhornAttention(*QKV(51), tol=1e-12),
-    "sinkhorn_thin": lambda: of.SinkhornAttention(*QKV(54, k=2), eps=0.5, tol=1e-12),
-    "sinkhorn_symmetric": lambda: of.SinkhornAttention(*symmetric(), eps=0.7, tol=1e-12),
-    "sinkhorn_of_layers": lambda: of.SinkhornAttention(layers(57), layers(58), layers(59), tol=1e-12),
+    "sinkhorn": lambda: of.SinkhornAttention(*QKV(51), eps=of.Sinkhorn(1.0, tol=1e-12)),
+    "sinkhorn_thin": lambda: of.SinkhornAttention(*QKV(54, k=2), eps=of.Sinkhorn(0.5, tol=1e-12)),
+    "sinkhorn_symmetric": lambda: of.SinkhornAttention(*symmetric(), eps=of.Sinkhorn(0.7, tol=1e-12)),
+    "sinkhorn_of_layers": lambda: of.SinkhornAttention(
+        layers(57), layers(58), layers(59), of.Sinkhorn(1.0, tol=1e-12)
+    ),
     "sigmoid": lambda: of.SigmoidAttention(*QKV(60)),
     "unnormalised": lambda: of.UnnormalisedAttention(*QKV(63)),
     "multihead": lambda: of.MultiHead(
         [
             of.SoftmaxAttention(*QKV(66, k=1, e=2)),
             of.L2Attention(*QKV(69, k=2, e=1)),
-            of.SinkhornAttention(*QKV(72, e=2), tol=1e-12),
+            of.SinkhornAttention(*QKV(72, e=2), eps=of.Sinkhorn(1.0, tol=1e-12)),
         ],
         mix=[matrix(75, D, 2), turning(76, D)(torch.tensor(0.3))[:, :1], of.Layers(matrix(78, 2, D, 2))],
     ),
@@ -203,7 +205,9 @@ OTHERS: dict[str, Callable[[], of.VelocityField]] = {
         of.Layers(matrix(108, 2, D, 4)), turning(109, 4), activation=torch.nn.functional.gelu
     ),
     "block": lambda: of.SoftmaxAttention(*QKV(111)) + 0.5 * perceptron(),
-    "difference": lambda: of.SinkhornAttention(*QKV(114), tol=1e-12) - of.SigmoidAttention(*QKV(117)),
+    "difference": lambda: (
+        of.SinkhornAttention(*QKV(114), eps=of.Sinkhorn(1.0, tol=1e-12)) - of.SigmoidAttention(*QKV(117))
+    ),
 }
 
 DESCENTS: dict[str, Callable[[], of.VelocityField]] = {

@@ -23,8 +23,7 @@ from otflow.energies.base import Energy, MatrixEnergy, refuse_density
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.transport.bures.entropic import excess
 from otflow.transport.entropic.costs import BilinearCost
-from otflow.transport.entropic.engines import Engine
-from otflow.transport.entropic.newton import options
+from otflow.transport.entropic.options import Sinkhorn, as_options
 from otflow.transport.entropic.sinkhorn import sinkhorn
 
 
@@ -71,8 +70,7 @@ class SelfTransport(MatrixEnergy):
 
     Args:
         A: (d, d), symmetric.
-        eps: entropic regularisation, > 0.
-        tol, max_iter, engine: for particles, as in `sinkhorn`.
+        eps: entropic regularisation, > 0, or `Sinkhorn` with tolerance, budget and engine.
 
     >>> from otflow import SelfTransport
     >>> import otflow as of
@@ -89,19 +87,15 @@ class SelfTransport(MatrixEnergy):
     def __init__(
         self,
         A: Any,
-        eps: float = 1.0,
-        *,
-        tol: float = 1e-9,
-        max_iter: int = 10_000,
-        engine: Engine | None = None,
+        eps: float | Sinkhorn = 1.0,
     ) -> None:
         super().__init__(A)
-        self.eps = checks.positive(eps, "eps")
-        self.engine, self.tol, self.max_iter = options(engine, tol, max_iter)
+        self.sinkhorn = as_options(eps)
+        self.eps = self.sinkhorn.eps
 
     @property
     def precision(self) -> float:
-        return self.tol
+        return self.sinkhorn.tol
 
     def __call__(self, mu: Measure) -> Tensor:
         if isinstance(mu, Gaussian):
@@ -112,7 +106,7 @@ class SelfTransport(MatrixEnergy):
         if not isinstance(mu, Particles):
             refuse_density(mu)
         cost = BilinearCost(fitting(self.A, "A", mu.d, mu.x))
-        plan = sinkhorn(mu, mu, self.eps, cost=cost, engine=self.engine, tol=self.tol, max_iter=self.max_iter)
+        plan = sinkhorn(mu, mu, self.sinkhorn, cost=cost)
         return -plan.regularised_cost / (2 * self.eps)
 
     def __repr__(self) -> str:

@@ -15,8 +15,7 @@ from otflow.measures import Gaussian, Measure, Particles
 from otflow.transport.bures.roots import equal_width
 from otflow.transport.comparable import Pair, atoms, pair, side_by_side
 from otflow.transport.discrepancy import Kernel, admit_kernel, kernel_values, mmd
-from otflow.transport.entropic.engines import Engine
-from otflow.transport.entropic.newton import options
+from otflow.transport.entropic.options import Sinkhorn, as_options
 from otflow.transport.entropic.sinkhorn import sinkhorn_divergence
 from otflow.transport.exact.wasserstein import wasserstein
 
@@ -104,8 +103,7 @@ class SinkhornDivergence(Towards):
 
     Args:
         target: as for `SquaredWasserstein`.
-        eps: regularisation, > 0, in units of squared distances.
-        tol, max_iter, engine: for clouds, as in `sinkhorn`.
+        eps: regularisation, > 0, in units of squared distances, or `Sinkhorn` with its options.
 
     References: Feydy, Sejourne, Vialard, Amari, Trouve and Peyre 2019, "Interpolating between optimal
     transport and MMD using Sinkhorn divergences", (3) and Theorem 1.
@@ -123,25 +121,19 @@ class SinkhornDivergence(Towards):
     def __init__(
         self,
         target: Measure,
-        eps: float,
-        *,
-        tol: float = 1e-9,
-        max_iter: int = 10_000,
-        engine: Engine | None = None,
+        eps: float | Sinkhorn,
     ) -> None:
         super().__init__(target)
-        self.eps = checks.positive(eps, "eps")
-        self.engine, self.tol, self.max_iter = options(engine, tol, max_iter)
+        self.sinkhorn = as_options(eps)
+        self.eps = self.sinkhorn.eps
 
     @property
     def precision(self) -> float:
-        return self.tol
+        return self.sinkhorn.tol
 
     def __call__(self, mu: Measure) -> Tensor:
         self.admit(mu)
-        return sinkhorn_divergence(
-            mu, self.target, self.eps, engine=self.engine, tol=self.tol, max_iter=self.max_iter
-        )
+        return sinkhorn_divergence(mu, self.target, self.sinkhorn)
 
     def __repr__(self) -> str:
         return f"SinkhornDivergence({self.target!r}, eps={self.eps:g})"

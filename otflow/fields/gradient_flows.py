@@ -150,7 +150,7 @@ def _(field: SigmoidAttention, m: Weights, kind: type[Measure]) -> SteepestDesce
 @_attention.register
 def _(field: SinkhornAttention, m: Weights, kind: type[Measure]) -> SteepestDescent:
     A, twist = _scores(field, m)
-    energy = SelfTransport(A, field.eps, tol=field.tol, max_iter=field.max_iter, engine=field.engine)
+    energy = SelfTransport(A, field.sinkhorn)
     return _descent(energy, twist)
 
 

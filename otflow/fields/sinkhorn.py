@@ -8,7 +8,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from otflow.base import checks, kernels
+from otflow.base import kernels
 from otflow.base.linalg import contraction, product, sqrtm
 from otflow.base.tangent import Tangent
 from otflow.fields.attention import Attention, Response, Weights, centre
@@ -16,10 +16,10 @@ from otflow.fields.base import Carry
 from otflow.fields.weights import apply
 from otflow.measures import Gaussian, Particles
 from otflow.transport.comparable import merge
-from otflow.transport.entropic.engines import Engine, scale
+from otflow.transport.entropic.engines import scale
 from otflow.transport.entropic.implicit import potential
 from otflow.transport.entropic.log_kernel import Bilinear
-from otflow.transport.entropic.newton import options
+from otflow.transport.entropic.options import Sinkhorn, as_options
 from otflow.transport.entropic.scaling import AbsorbedKernel
 
 
@@ -28,15 +28,13 @@ class SinkhornAttention(Attention):
 
     Both marginals of k dmu dmu are mu, so the mean follows dm/dt = V m / eps whatever the law. The scaling
     is computed in the log domain and in float64, starts from the one of the previous evaluation, and
-    stops when the L1 marginal error is at most ``tol``; `Carry.residual` is the error that was reached. The
+    stops when the L1 marginal error is at most its tol; `Carry.residual` is the error that was reached. The
     velocity may be further off than that, by 1 / (1 - r) if r is the factor by which a sweep contracts: for
     sharp kernels (scores / eps of 30 between few tokens) float64 itself leaves only some digits of it.
 
     Args:
         Q, K, V: as in `SoftmaxAttention`.
-        eps: entropic regularisation, > 0.
-        tol: marginal error; max_iter: limit on the sweeps.
-        engine: who computes the scaling, as in `sinkhorn`; `NewtonSinkhorn()` by default.
+        eps: entropic regularisation, > 0, or `Sinkhorn` with tolerance, budget and engine.
 
     >>> import otflow as of
     >>> mu = of.Particles([[0.0], [1.0], [5.0]])
@@ -50,15 +48,11 @@ class SinkhornAttention(Attention):
         Q: Any,
         K: Any,
         V: Any,
-        eps: float = 1.0,
-        *,
-        tol: float = 1e-9,
-        max_iter: int = 10_000,
-        engine: Engine | None = None,
+        eps: float | Sinkhorn = 1.0,
     ) -> None:
         super().__init__(Q, K, V)
-        self.eps = checks.positive(eps, "eps")
-        self.engine, self.tol, self.max_iter = options(engine, tol, max_iter)
+        self.sinkhorn = as_options(eps)
+        self.eps = self.sinkhorn.eps
 
     def attend(
         self, m: Weights, mu: Particles, points: Tensor, mask: kernels.Mask | None, carry: Carry | None
@@ -79,16 +73,15 @@ class SinkhornAttention(Attention):
         """g with which k(x_i, x_j) is the softmax over j of q_i.k_j + g_j + log w_j, divided by w_j."""
         batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], logw.shape[:-1])
         flat = [merge(z, batch, keep) for z, keep in ((q, 2), (k, 2), (logw, 1))]
+        o = self.sinkhorn
         with torch.no_grad():
             q_, k_, w_ = (_plain(z) for z in flat)
             kernel = AbsorbedKernel(Bilinear(q_, k_), w_, w_, symmetric=_symmetric(m))
             known = carry.state if carry else None
             start = known.reshape(w_.shape) if known is not None and known.numel() == w_.numel() else None
-            s = scale(kernel, self.engine, tol=self.tol, max_iter=self.max_iter, start=start)
+            s = scale(kernel, o.scaler, tol=o.tol, max_iter=o.max_iter, start=start)
         worst = float(s.error.max())
-        message = (
-            f"Sinkhorn scaling: marginal error {worst:.2e} after {s.sweeps} sweeps, tol = {self.tol:.2e}"
-        )
+        message = f"Sinkhorn scaling: marginal error {worst:.2e} after {s.sweeps} sweeps, tol = {o.tol:.2e}"
         G = s.G.reshape(*batch, -1)
         carry = Carry(state=G, residual=worst, failed=~s.converged.reshape(batch), message=message)
         return potential(flat[0], flat[1], flat[2], flat[2], s.G).reshape(G.shape), carry

@@ -19,6 +19,7 @@ from otflow.transport.discrepancy import EnergyKernel, GaussianKernel, LaplaceKe
 from otflow.transport.entropic.costs import BilinearCost, Cost, PowerCost
 from otflow.transport.entropic.engines import POT, Engine, GeomLoss
 from otflow.transport.entropic.newton import NewtonSinkhorn
+from otflow.transport.entropic.options import Sinkhorn
 from otflow.transport.entropic.sinkhorn import EntropicPlan, sinkhorn, sinkhorn_divergence
 from otflow.transport.exact.conditional import (
     RelaxedConditional,
@@ -46,6 +47,7 @@ __all__ = [
     "Plan",
     "PowerCost",
     "RelaxedConditional",
+    "Sinkhorn",
     "bures",
     "bures_barycentre",
     "bures_exp",

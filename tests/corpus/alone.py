@@ -65,7 +65,7 @@ def entropic(cost: Any) -> dict[str, int]:
 
     def run(k: int) -> None:
         mu, nu = of.Particles(torch.from_numpy(x[:k]).requires_grad_()), of.Particles(y[:k])
-        plan = of.sinkhorn(mu, nu, 5.0 * D, cost=cost, max_iter=2, on_failure="return")
+        plan = of.sinkhorn(mu, nu, of.Sinkhorn(5.0 * D, max_iter=2), cost=cost, on_failure="return")
         _ = plan.transport_cost, plan.barycentric()
         plan.regularised_cost.backward()
 

@@ -378,7 +378,7 @@ def test_46_identical_particles_move_like_one(kind: str, how: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_46_a_duplicated_particle_is_one_of_double_weight(kind: str, how: str) -> None:
     x, (Q, K, V) = zoo.rng(10).standard_normal((4, 3)), zoo.QKV(11)
-    field = KINDS[kind](Q, K, V, **({"tol": 1e-12} if kind == "sinkhorn" else {}))
+    field = KINDS[kind](Q, K, V, **({"eps": of.Sinkhorn(1.0, tol=1e-12)} if kind == "sinkhorn" else {}))
     with regime(how):
         twice = field(0.0, of.Particles(np.vstack([x, x[:1]])))[0]
         merged = field(0.0, of.Particles(x, [0.4, 0.2, 0.2, 0.2]))[0]
@@ -420,7 +420,7 @@ def test_48_denormal_positions_average_exactly_enough(kind: str, how: str) -> No
 @pytest.mark.parametrize("kind", KINDS)
 def test_48_a_denormal_weight_counts_as_next_to_nothing(kind: str, how: str) -> None:
     x, w = zoo.rng(14).standard_normal((4, 3)), np.array([0.5, 0.25, 0.25, 1e-310])
-    field = KINDS[kind](*zoo.QKV(15), **({"tol": 1e-12} if kind == "sinkhorn" else {}))
+    field = KINDS[kind](*zoo.QKV(15), **({"eps": of.Sinkhorn(1.0, tol=1e-12)} if kind == "sinkhorn" else {}))
     with regime(how):
         v, rest = field(0.0, of.Particles(x, w))[0][:3], field(0.0, of.Particles(x[:3], w[:3]))[0]
     assert float((v - rest).abs().max()) < 1e-9
@@ -539,7 +539,9 @@ def test_51_53_54_57_unusual_layouts_give_the_usual_numbers(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         mu = of.Particles(ARRAYS[name]())
-    field = of.SinkhornAttention(*zoo.QKV(22), tol=1e-12) + of.SoftmaxAttention(*zoo.QKV(25))
+    field = of.SinkhornAttention(*zoo.QKV(22), eps=of.Sinkhorn(1.0, tol=1e-12)) + of.SoftmaxAttention(
+        *zoo.QKV(25)
+    )
     assert torch.equal(mu.x, usual.x)
     assert float((field(0.0, mu)[0] - field(0.0, usual)[0]).abs().max()) < 1e-11
 
@@ -847,15 +849,21 @@ WRONG: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "eps of zero": (lambda: of.SinkhornAttention(EYE3, EYE3, EYE3, eps=0.0), ("eps = 0.0", "> 0")),
     "negative eps": (lambda: of.SinkhornAttention(EYE3, EYE3, EYE3, eps=-1.0), ("eps = -1.0", "> 0")),
     "a tolerance of nan": (
-        lambda: of.SinkhornAttention(EYE3, EYE3, EYE3, tol=math.nan),
+        lambda: of.SinkhornAttention(EYE3, EYE3, EYE3, of.Sinkhorn(1.0, tol=math.nan)),
         ("tol = nan", "> 0"),
     ),
-    "no sweeps": (lambda: of.SinkhornAttention(EYE3, EYE3, EYE3, max_iter=0), ("max_iter = 0",)),
+    "no sweeps": (
+        lambda: of.SinkhornAttention(EYE3, EYE3, EYE3, of.Sinkhorn(1.0, max_iter=0)),
+        ("max_iter = 0",),
+    ),
     "matrices where coordinates wrap": (
         lambda: SOFTMAX(0.0, of.Particles(np.ones((4, 3)), space=of.Torus(2.0))),
         ("Torus", "wrap", "Sphere()"),
     ),
-    "half a sweep": (lambda: of.SinkhornAttention(EYE3, EYE3, EYE3, max_iter=0.5), ("max_iter = 0.5",)),
+    "half a sweep": (
+        lambda: of.SinkhornAttention(EYE3, EYE3, EYE3, of.Sinkhorn(1.0, max_iter=0.5)),
+        ("max_iter = 0.5",),
+    ),
     "heads that are no attention": (
         lambda: of.MultiHead([of.Perceptron(EYE3, EYE3)]),
         ("heads", "Perceptron"),
@@ -929,7 +937,7 @@ NUMBERS = [np.float32(0.5), np.float64(0.5), np.array(0.5)[()]]
 @pytest.mark.parametrize("value", NUMBERS, ids=lambda v: type(v).__name__)
 def test_numpy_scalars_are_numbers(value: Any) -> None:
     assert still(dt=value, t1=np.float32(1.0)).status == "ok"
-    assert of.SinkhornAttention(EYE3, EYE3, EYE3, eps=value, max_iter=np.int64(50)).eps == 0.5
+    assert of.SinkhornAttention(EYE3, EYE3, EYE3, of.Sinkhorn(value, max_iter=np.int64(50))).eps == 0.5
     assert of.Torus(value).period == 0.5
 
 

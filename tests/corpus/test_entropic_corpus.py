@@ -28,6 +28,7 @@ from tests.corpus.transports import (
     labelled,
     normal,
 )
+from tests.samples import with_options
 
 # --- 10-13: small eps, massless atoms, stalls ----------------------------------------------------------
 
@@ -35,7 +36,7 @@ from tests.corpus.transports import (
 def attempt(mu: of.Measure, nu: of.Measure, eps: float, **options: Any) -> of.transport.EntropicPlan | None:
     """The plan as it is, good or bad; None if it was refused, since numbers leave floating point."""
     try:
-        return of.sinkhorn(mu, nu, eps, on_failure="return", **options)
+        return of.sinkhorn(mu, nu, on_failure="return", **with_options(eps, **options))
     except (of.InputError, of.errors.NotFiniteError):
         return None
 
@@ -63,13 +64,13 @@ def test_10_a_small_eps_converges_to_the_exact_cost(eps: float) -> None:
 def test_10_an_eps_beyond_reach_is_right_or_refused(eps: float, engine: str) -> None:
     mu, nu = of.Particles(normal(15, 2)), of.Particles(normal(12, 2, seed=1))
     best = float(of.solve(mu, nu).value)
-    plan = of.sinkhorn(mu, nu, eps, engine=ENGINES[engine], max_iter=300, on_failure="return")
+    plan = of.sinkhorn(mu, nu, of.Sinkhorn(eps, engine=ENGINES[engine], max_iter=300), on_failure="return")
     if plan.status == "ok":
         entropic_bounds(plan, best)
     else:
         assert not plan.error.item() <= 1e-9
         with pytest.raises(of.errors.ConvergenceError, match="marginal error"):
-            of.sinkhorn_divergence(mu, nu, eps, engine=ENGINES[engine], max_iter=300)
+            of.sinkhorn_divergence(mu, nu, of.Sinkhorn(eps, engine=ENGINES[engine], max_iter=300))
 
 
 def test_10_an_eps_far_beyond_reach_is_not_called_converged() -> None:
@@ -105,7 +106,9 @@ def test_11_atoms_without_mass_change_nothing_however_far_they_are(name: str, fa
 def test_11_a_plan_with_empty_atoms_has_mass_one(engine: str) -> None:
     w, v = np.array([0.5, 0.0, 0.5, 0.0]), np.array([0.0, 0.25, 0.75])
     plan = of.sinkhorn(
-        of.Particles(normal(4, 2), w), of.Particles(normal(3, 2, seed=1), v), 0.1, engine=ENGINES[engine]
+        of.Particles(normal(4, 2), w),
+        of.Particles(normal(3, 2, seed=1), v),
+        of.Sinkhorn(0.1, engine=ENGINES[engine]),
     )
     P = plan.matrix()  # POT, stabilised: mass 0.11
     assert P.sum().item() == pytest.approx(1.0, abs=1e-9)
@@ -132,18 +135,18 @@ def test_12_a_tolerance_that_rounding_forbids_is_reported_and_not_chased_for_eve
 ) -> None:
     mu, nu = of.Particles(normal(15, 2)), of.Particles(normal(12, 2, seed=1))
     with pytest.raises(of.errors.ConvergenceError) as caught:
-        of.sinkhorn(mu, nu, 1.0, tol=tol, max_iter=3000, engine=ENGINES[engine])
+        of.sinkhorn(mu, nu, of.Sinkhorn(1.0, tol=tol, max_iter=3000, engine=ENGINES[engine]))
     plan = caught.value.result
     assert plan.sweeps <= 3010
     assert 0 < plan.error.item() < 1e-13  # as good as it gets, and kept
-    truth = of.sinkhorn(mu, nu, 1.0, tol=1e-12).regularised_cost.item()
+    truth = of.sinkhorn(mu, nu, of.Sinkhorn(1.0, tol=1e-12)).regularised_cost.item()
     assert plan.regularised_cost.item() == pytest.approx(truth, rel=1e-11)
 
 
 @pytest.mark.parametrize("eps", [1.0, 0.1])
 def test_12_newton_stops_when_it_stalls(eps: float) -> None:
     mu, nu = of.Particles(normal(15, 2)), of.Particles(normal(12, 2, seed=1))
-    plan = of.sinkhorn(mu, nu, eps, tol=1e-30, max_iter=100_000, on_failure="return")
+    plan = of.sinkhorn(mu, nu, of.Sinkhorn(eps, tol=1e-30, max_iter=100_000), on_failure="return")
     assert plan.status == "stalled"
     assert plan.sweeps < 3000
 
@@ -152,7 +155,7 @@ def test_12_newton_stops_when_it_stalls(eps: float) -> None:
 @pytest.mark.parametrize("eps", [0.1, 0.01])
 def test_12_a_limit_is_blamed_only_if_it_was_reached(eps: float, tol: float) -> None:
     mu, nu = of.Particles(normal(20, 2)), of.Particles(normal(20, 2, seed=1))
-    plan = of.sinkhorn(mu, nu, eps, tol=tol, on_failure="return")
+    plan = of.sinkhorn(mu, nu, of.Sinkhorn(eps, tol=tol), on_failure="return")
     assert plan.status == ("ok" if plan.error.item() <= tol else "stalled")
     assert plan.sweeps < 10_000
 
@@ -174,7 +177,7 @@ def test_13_the_regularised_cost_is_the_cost_plus_eps_kl_also_where_the_plan_und
     # POT: logarithms of zeros in the plan, and a regularisation that entered the objective wrongly.
     mu = of.Particles(normal(20, 2), np.append(0.0, np.full(19, 1 / 19)))
     nu = of.Particles(normal(15, 2, seed=1))
-    plan = of.sinkhorn(mu, nu, eps, tol=1e-12)
+    plan = of.sinkhorn(mu, nu, of.Sinkhorn(eps, tol=1e-12))
     P, c = plan.matrix(), torch.cdist(mu.x, nu.x).square()
     assert (P == 0).any() or eps > 0.01
     assert plan.transport_cost.item() == pytest.approx((P * c).sum().item(), rel=1e-9)
@@ -212,7 +215,7 @@ def janati(a: float, b: float, eps: float) -> float:
 
 def two_points(**options: Any) -> of.transport.EntropicPlan:
     """Between the uniform measure on {0, 1} and itself, known by hand."""
-    return of.sinkhorn(of.Particles(PAIR), of.Particles(PAIR), EPS, tol=1e-13, **options)
+    return of.sinkhorn(of.Particles(PAIR), of.Particles(PAIR), **with_options(EPS, tol=1e-13, **options))
 
 
 def line(*roots: float) -> list[of.Gaussian]:
@@ -341,7 +344,7 @@ def test_17_plans_are_those_of_pot_for_the_same_eps() -> None:
     (x, y), a, b = normal(2, 12, 2), np.full(12, 1 / 12), np.full(12, 1 / 12)
     M = ot.dist(x, y)
     P = ot.sinkhorn(a, b, M, 0.5, method="sinkhorn_log", numItermax=10_000, stopThr=1e-13)
-    plan = of.sinkhorn(of.Particles(x), of.Particles(y), 0.5, tol=1e-12)
+    plan = of.sinkhorn(of.Particles(x), of.Particles(y), of.Sinkhorn(0.5, tol=1e-12))
     assert float((plan.matrix() - torch.from_numpy(P)).abs().max()) < 1e-11
     assert plan.transport_cost.item() == pytest.approx(float((P * M).sum()), rel=1e-10)
 
@@ -391,7 +394,7 @@ def test_22_convergence_is_measured_and_not_believed(value: float) -> None:
     assert plan is None or plan.status != "ok"
     for call in (of.sinkhorn, of.sinkhorn_divergence):
         with pytest.raises((of.errors.ConvergenceError, of.errors.NotFiniteError)):
-            call(mu, nu, 1.0, engine=Wrong(value))
+            call(mu, nu, of.Sinkhorn(1.0, engine=Wrong(value)))
 
 
 SIZES = [(size, engine) for engine in ENGINES for size in (1.0, 1e8, 1e100, 1e160)]
@@ -455,7 +458,9 @@ def test_23_rounding_does_not_make_a_divergence_negative(engine: str) -> None:
     for seed in range(20):  # about half of them would be
         x = normal(8, 2, seed=seed)
         y = np.random.default_rng(seed).permutation(x) + 1e-9 * normal(8, 2, seed=100 + seed)
-        got = of.sinkhorn_divergence(of.Particles(x), of.Particles(y), 4.0, engine=ENGINES[engine]).item()
+        got = of.sinkhorn_divergence(
+            of.Particles(x), of.Particles(y), of.Sinkhorn(4.0, engine=ENGINES[engine])
+        ).item()
         assert 0 <= got < 1e-8
 
 
@@ -465,7 +470,7 @@ def test_23_a_coarse_tolerance_gives_a_coarse_divergence_and_not_a_negative_one(
     for seed in range(5):
         mu, nu = (of.Particles(x) for x in normal(2, 15, 2, seed=seed))
         truth = of.sinkhorn_divergence(mu, nu, 0.5).item()
-        got = of.sinkhorn_divergence(mu, nu, 0.5, tol=1e-2, engine=ENGINES[engine]).item()
+        got = of.sinkhorn_divergence(mu, nu, of.Sinkhorn(0.5, tol=1e-2, engine=ENGINES[engine])).item()
         assert got >= 0
         assert got == pytest.approx(truth, abs=1e-2 * 20)  # the error of the marginals times the largest cost
 

@@ -61,7 +61,10 @@ def test_19_entropic_transport_far_from_the_origin_keeps_its_digits(
 ) -> None:
     monkeypatch.setattr(entropic, "DIFFERENCES", {"differences": 2**22, "scalar products": 0}[regime])
     x, y = np.round(normal(2, 30, 2) * 2**20) / 2**20  # so that shifting does not round
-    near, far = (of.sinkhorn(of.Particles(x + s), of.Particles(y + s), 0.2, tol=1e-11) for s in (0.0, offset))
+    near, far = (
+        of.sinkhorn(of.Particles(x + s), of.Particles(y + s), of.Sinkhorn(0.2, tol=1e-11))
+        for s in (0.0, offset)
+    )
     assert far.regularised_cost.item() == pytest.approx(near.regularised_cost.item(), rel=1e-9)
     assert float((far.f - near.f).abs().max()) < 1e-8
 
@@ -201,7 +204,11 @@ def test_27_every_cost_is_streamed_also_for_its_gradient(name: str, monkeypatch:
     with Watch() as watch:
         leaf = x.clone().requires_grad_()
         plan = of.sinkhorn(
-            of.Particles(leaf), of.Particles(y), 20.0, cost=COSTS[name], max_iter=1, on_failure="return"
+            of.Particles(leaf),
+            of.Particles(y),
+            of.Sinkhorn(20.0, max_iter=1),
+            cost=COSTS[name],
+            on_failure="return",
         )
         torch.autograd.grad(plan.regularised_cost, leaf)
         _ = plan.transport_cost, plan.barycentric()
@@ -231,7 +238,7 @@ def test_28_clouds_whose_points_all_coincide_are_at_distance_zero(name: str, off
 @pytest.mark.parametrize("engine", ENGINES)
 def test_28_all_engines_know_what_to_do_with_a_cloud_that_is_a_point(engine: str) -> None:
     mu, nu = of.Particles(np.ones((5, 2))), of.Particles(np.ones((3, 2)))
-    plan = of.sinkhorn(mu, nu, 0.1, engine=ENGINES[engine])
+    plan = of.sinkhorn(mu, nu, of.Sinkhorn(0.1, engine=ENGINES[engine]))
     assert plan.transport_cost.item() == 0.0
     assert float((plan.matrix() - 1 / 15).abs().max()) < 1e-15
 

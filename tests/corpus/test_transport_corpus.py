@@ -174,7 +174,8 @@ def test_04_a_cost_that_is_not_finite_is_refused_by_index(value: str, engine: st
     mu, nu = (of.Particles(x) for x in normal(2, 6, 2))
     call: Callable[..., Any]
     for call in (of.sinkhorn, of.sinkhorn_divergence):
-        refuses(lambda call=call: call(mu, nu, 1.0, cost=cost, engine=ENGINES[engine]), "cost(x, y)[", value)
+        options = of.Sinkhorn(1.0, engine=ENGINES[engine])
+        refuses(lambda call=call, o=options: call(mu, nu, o, cost=cost), "cost(x, y)[", value)
 
 
 @pytest.mark.parametrize("name", CLOUDS)
@@ -248,8 +249,9 @@ def test_06_whole_numbers_mean_the_same_as_floats() -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_06_a_cost_of_whole_numbers_is_a_cost(engine: str) -> None:
     mu, nu = (of.Particles(np.random.default_rng(s).integers(0, 9, (7, 2))) for s in (0, 1))
-    whole = of.sinkhorn(mu, nu, 2.0, cost=lambda x, y: (x - y).abs().sum(-1).long(), engine=ENGINES[engine])
-    real = of.sinkhorn(mu, nu, 2.0, cost=lambda x, y: (x - y).abs().sum(-1), engine=ENGINES[engine])
+    options = of.Sinkhorn(2.0, engine=ENGINES[engine])
+    whole = of.sinkhorn(mu, nu, options, cost=lambda x, y: (x - y).abs().sum(-1).long())
+    real = of.sinkhorn(mu, nu, options, cost=lambda x, y: (x - y).abs().sum(-1))
     assert torch.equal(whole.matrix(), real.matrix())
 
 
@@ -375,10 +377,11 @@ def whole_pivots(emd: Any) -> Any:
 @pytest.mark.parametrize("max_iter", [1, 3])
 def test_08_entropic_engines_that_stop_at_their_limit_raise(engine: str, max_iter: int) -> None:
     mu, nu = (of.Particles(x) for x in 3 * normal(2, 30, 2))
+    options = of.Sinkhorn(0.1, engine=ENGINES[engine], max_iter=max_iter)
     for call in (of.sinkhorn, of.sinkhorn_divergence):
         with pytest.raises(of.errors.ConvergenceError, match="max_iter"):
-            call(mu, nu, 0.1, engine=ENGINES[engine], max_iter=max_iter)
-    plan = of.sinkhorn(mu, nu, 0.1, engine=ENGINES[engine], max_iter=max_iter, on_failure="return")
+            call(mu, nu, options)
+    plan = of.sinkhorn(mu, nu, options, on_failure="return")
     assert plan.status == "max_iter"
     off = (plan.matrix().sum(-2) - nu.w).abs().sum().item()  # measured here, not believed
     assert plan.error.item() == pytest.approx(off, rel=1e-6)
@@ -396,8 +399,9 @@ def test_08_a_barycentre_that_stops_at_its_limit_raises() -> None:
 def test_08_divergences_that_fail_along_a_flow_do_not_leave_other_numbers_behind() -> None:
     mu = of.Particles(normal(12, 2))
     nu, run = of.Particles(mu.x + 1), of.flow(mu, Shrink(), of.Euler(), t1=0.2, dt=0.1)
+    few = of.Sinkhorn(0.01, max_iter=4)
     with pytest.raises(of.errors.ConvergenceError) as caught:
-        of.observables.distances(run, nu, lambda mu, nu: of.sinkhorn_divergence(mu, nu, 0.01, max_iter=4))
+        of.observables.distances(run, nu, lambda mu, nu: of.sinkhorn_divergence(mu, nu, few))
     truth = of.observables.distances(run, nu, lambda mu, nu: of.sinkhorn_divergence(mu, nu, 0.01))
     left = caught.value.result
     assert bool((left.isnan() | ((left - truth).abs() < 0.1 * truth)).all())
@@ -406,8 +410,8 @@ def test_08_divergences_that_fail_along_a_flow_do_not_leave_other_numbers_behind
 MANY = 50_000
 LARGE: dict[str, Callable[[of.Particles, of.Particles], Any]] = {
     **{name: LIMITED[name] for name in ("solve", "wasserstein", "conditional", "relaxed", "distance")},
-    "pot": lambda mu, nu: of.sinkhorn(mu, nu, 1.0, engine=of.transport.POT()),
-    "geomloss": lambda mu, nu: of.sinkhorn(mu, nu, 1.0, engine=of.transport.GeomLoss()),
+    "pot": lambda mu, nu: of.sinkhorn(mu, nu, of.Sinkhorn(1.0, engine=of.transport.POT())),
+    "geomloss": lambda mu, nu: of.sinkhorn(mu, nu, of.Sinkhorn(1.0, engine=of.transport.GeomLoss())),
 }
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import otflow as of
+from tests.samples import with_options
 
 Array = np.ndarray
 
@@ -25,7 +26,7 @@ class Distance(NamedTuple):
 
 
 def _sinkhorn(mu: of.Measure, nu: of.Measure, eps: float, **options: Any) -> of.transport.EntropicPlan:
-    return of.sinkhorn(mu, nu, eps, **options)
+    return of.sinkhorn(mu, nu, **with_options(eps, **options))
 
 
 CLOUDS: dict[str, Distance] = {

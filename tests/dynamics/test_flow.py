@@ -386,7 +386,7 @@ def test_observables_see_the_saved_measures() -> None:
 
 
 def test_sinkhorn_leaves_a_certificate_below_its_tolerance() -> None:
-    field = of.SinkhornAttention(TURN, TURN, TURN, eps=0.5, tol=1e-8)
+    field = of.SinkhornAttention(TURN, TURN, TURN, of.Sinkhorn(0.5, tol=1e-8))
     traj = of.flow(of.Particles(normal(5, 2)), field, of.RK4(), t1=0.4, dt=0.1)
     residual = traj.certificates["residual"]
     assert residual.shape == (5,)
@@ -400,7 +400,7 @@ def test_fields_without_inner_solvers_leave_no_certificate() -> None:
 
 
 def test_a_sinkhorn_field_that_misses_its_tolerance_is_a_failure() -> None:
-    field = of.SinkhornAttention(3 * TURN, TURN, TURN, eps=0.02, tol=1e-12, max_iter=2)
+    field = of.SinkhornAttention(3 * TURN, TURN, TURN, of.Sinkhorn(0.02, tol=1e-12, max_iter=2))
     with pytest.raises(of.errors.FlowError, match=r"max_iter.*marginal error") as caught:
         of.flow(of.Particles(normal(5, 2)), field, of.Euler(), t1=1.0, dt=0.1)
     assert caught.value.trajectory.status == "max_iter"

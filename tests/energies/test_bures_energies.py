@@ -110,8 +110,8 @@ def test_on_particles_squared_scores_descend_like_linear_attention(A: Array) -> 
 @pytest.mark.parametrize("eps", [0.5, 1.0, 3.0])
 def test_on_weighted_particles_self_transport_descends_like_sinkhorn(eps: float) -> None:
     mu, A = cloud(33, 30, 3), symmetric(6, 3)
-    field = of.SinkhornAttention(A, np.eye(3), -A, eps, tol=1e-12)
-    descends(of.SelfTransport(A, eps, tol=1e-12), field, mu, 1e-7)
+    field = of.SinkhornAttention(A, np.eye(3), -A, of.Sinkhorn(eps, tol=1e-12))
+    descends(of.SelfTransport(A, of.Sinkhorn(eps, tol=1e-12)), field, mu, 1e-7)
 
 
 # --- values --------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_self_transport_with_the_identity_is_the_entropic_cost_of_squared_distan
 def test_the_gaussian_value_is_that_of_quadrature_nodes(d: int) -> None:
     A = signed(8, d, [0.6, -0.5][:d])
     mu = of.Gaussian(0.5 * np.ones(d), root=0.6 * np.random.default_rng(9).standard_normal((d, d)))
-    F = of.SelfTransport(A, 0.8, tol=1e-12)
+    F = of.SelfTransport(A, of.Sinkhorn(0.8, tol=1e-12))
     assert F(mu).item() == pytest.approx(F(of.Particles(*mu.nodes())).item(), rel=1e-8)
 
 

@@ -41,7 +41,7 @@ def on_torus(seed: int, n: int) -> of.Particles:
 Make = Callable[[of.Measure], of.Energy]
 ENERGIES: dict[str, Make] = {
     "transport": SquaredWasserstein,
-    "sinkhorn": lambda target: SinkhornDivergence(target, 0.7, tol=1e-12),
+    "sinkhorn": lambda target: SinkhornDivergence(target, of.Sinkhorn(0.7, tol=1e-12)),
     "gaussian_mmd": lambda target: MMD(target, GaussianKernel(1.3)),
     "laplace_mmd": lambda target: MMD(target, LaplaceKernel(0.9)),
     "energy_mmd": lambda target: MMD(target, EnergyKernel()),
@@ -306,7 +306,7 @@ def test_shifted_gaussians_are_apart_by_their_means() -> None:
 def test_a_divergence_that_does_not_converge_says_so() -> None:
     mu, target = CLOUDS["weighted"]()
     with pytest.raises(of.errors.ConvergenceError):
-        SinkhornDivergence(target, 1e-3, max_iter=1)(mu)
+        SinkhornDivergence(target, of.Sinkhorn(1e-3, max_iter=1))(mu)
 
 
 # --- discrepancies -------------------------------------------------------------------------------------
@@ -449,9 +449,9 @@ def test_a_gaussian_and_a_cloud_do_not_compare(energy: str) -> None:
     [
         (lambda: SquaredWasserstein(np.zeros((3, 2))), "target"),  # type: ignore[arg-type]
         (lambda: SinkhornDivergence(cloud(1, 3, 2), 0.0), "eps"),
-        (lambda: SinkhornDivergence(cloud(1, 3, 2), 1.0, tol=-1.0), "tol"),
-        (lambda: SinkhornDivergence(cloud(1, 3, 2), 1.0, max_iter=0), "max_iter"),
-        (lambda: SinkhornDivergence(cloud(1, 3, 2), 1.0, engine=3), "engine"),  # type: ignore[arg-type]
+        (lambda: SinkhornDivergence(cloud(1, 3, 2), of.Sinkhorn(1.0, tol=-1.0)), "tol"),
+        (lambda: SinkhornDivergence(cloud(1, 3, 2), of.Sinkhorn(1.0, max_iter=0)), "max_iter"),
+        (lambda: SinkhornDivergence(cloud(1, 3, 2), of.Sinkhorn(1.0, engine=3)), "engine"),  # type: ignore[arg-type]
         (lambda: MMD(gaussian(1, 2, 2), EnergyKernel()), "target.*sample"),
         (lambda: MMD(cloud(1, 3, 2), 1.0), "kernel"),  # type: ignore[arg-type]
     ],
@@ -465,7 +465,7 @@ def test_energies_print_their_target() -> None:
     target = of.Particles([[0.0]])
     assert repr(SquaredWasserstein(target)) == "SquaredWasserstein(Particles(n=1, d=1, space=Euclidean()))"
     assert repr(SinkhornDivergence(target, 0.5)).endswith(", eps=0.5)")
-    assert SinkhornDivergence(target, 0.5, tol=1e-7).precision == 1e-7
+    assert SinkhornDivergence(target, of.Sinkhorn(0.5, tol=1e-7)).precision == 1e-7
     assert repr(MMD(target, EnergyKernel())).endswith(", EnergyKernel())")
 
 

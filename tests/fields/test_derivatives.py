@@ -104,7 +104,7 @@ def test_implicit_derivatives_of_sinkhorn_equal_those_of_its_unrolled_sweeps(for
     )
     matrix, u, c = jacobian.reshape(mu.x.numel(), -1), directions(mu, 5), directions(mu, 6)
     with regime(how):
-        field = of.SinkhornAttention(Q, K, V, eps, tol=1e-13)
+        field = of.SinkhornAttention(Q, K, V, of.Sinkhorn(eps, tol=1e-13))
         forward, backward = field.jvp(0.0, mu, u)[0], field.vjp(0.0, mu, c)[0]
     assert float((forward.flatten() - matrix @ u[0].flatten()).abs().max()) < 1e-9
     assert float((backward.flatten() - matrix.mT @ c[0].flatten()).abs().max()) < 1e-9
@@ -142,7 +142,10 @@ def test_1500_tokens_stream_their_derivatives() -> None:
         torch.from_numpy(rng.standard_normal((3, 2, 2))),
     )
     u, c = directions(mu, 11), directions(mu, 12)
-    for field in (of.SoftmaxAttention(Q, K, V), of.SinkhornAttention(0.5 * Q, K, V, tol=1e-12)):
+    for field in (
+        of.SoftmaxAttention(Q, K, V),
+        of.SinkhornAttention(0.5 * Q, K, V, of.Sinkhorn(1.0, tol=1e-12)),
+    ):
         forward, backward, expected = field.jvp(0.0, mu, u), field.vjp(0.0, mu, c), quotient(field, mu, u)
         assert size(forward - expected) < 1e-8 * max(1.0, size(expected))
         assert pairing(c, forward) == pytest.approx(pairing(backward, u), rel=1e-9)
@@ -178,7 +181,7 @@ KINDS: dict[str, Callable[..., Any]] = {
     "l2": of.L2Attention,
     "sigmoid": of.SigmoidAttention,
     "unnormalised": of.UnnormalisedAttention,
-    "sinkhorn": lambda Q, K, V: of.SinkhornAttention(Q, K, V, tol=1e-13),
+    "sinkhorn": lambda Q, K, V: of.SinkhornAttention(Q, K, V, of.Sinkhorn(1.0, tol=1e-13)),
 }
 
 

@@ -24,7 +24,7 @@ KINDS: dict[str, Make] = {
     "softmax": of.SoftmaxAttention,
     "unnormalised": of.UnnormalisedAttention,
     "sigmoid": of.SigmoidAttention,
-    "sinkhorn": lambda Q, K, V: of.SinkhornAttention(Q, K, V, eps=0.8, tol=1e-13),
+    "sinkhorn": lambda Q, K, V: of.SinkhornAttention(Q, K, V, of.Sinkhorn(0.8, tol=1e-13)),
 }
 VALUES = {"descent": -1.0, "ascent": 1.0, "half": -0.5}
 

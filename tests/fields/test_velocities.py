@@ -22,7 +22,7 @@ KINDS: dict[str, Any] = {
     "l2": of.L2Attention,
     "sigmoid": of.SigmoidAttention,
     "unnormalised": of.UnnormalisedAttention,
-    "sinkhorn": lambda Q, K, V: of.SinkhornAttention(Q, K, V, tol=1e-12),
+    "sinkhorn": lambda Q, K, V: of.SinkhornAttention(Q, K, V, of.Sinkhorn(1.0, tol=1e-12)),
 }
 PLAIN = [kind for kind in KINDS if kind != "sinkhorn"]
 TOL = dict.fromkeys(KINDS, 1e-11) | {"sinkhorn": 1e-8}
@@ -227,7 +227,7 @@ def test_sinkhorn_attention_divides_scores_and_velocity_by_eps(eps: float, how: 
     p = problem(9, n=6)
     K = p.Q if form == "symmetric" else p.K
     with regime(how):
-        field = of.SinkhornAttention(p.Q, K, p.V, eps, tol=1e-12)
+        field = of.SinkhornAttention(p.Q, K, p.V, of.Sinkhorn(eps, tol=1e-12))
         on, off = field(0.0, p.cloud)[0], field.at(0.0, p.cloud, p.points)
     for v, at in ((on, p.x), (off, p.points)):
         assert gap(v, dense.sinkhorn(p.Q, K, p.V, p.x, p.w, at, eps=eps)) < 1e-8
@@ -363,7 +363,9 @@ def test_sinkhorn_attention_moves_a_far_cloud_like_a_near_one_plus_the_drift_of_
     far = p.x + 1e3
     near = far - 1e3
     with regime(how):
-        field = of.SinkhornAttention(p.Q, p.Q if form == "symmetric" else p.K, p.V, tol=1e-13)
+        field = of.SinkhornAttention(
+            p.Q, p.Q if form == "symmetric" else p.K, p.V, of.Sinkhorn(1.0, tol=1e-13)
+        )
         v, u = (field(0.0, of.Particles(x, p.w))[0].numpy() for x in (far, near))
     assert np.abs(v - u - p.V @ np.full(3, 1e3)).max() < 1e-10
 

@@ -50,7 +50,7 @@ def configurations(kind: str, members: int) -> tuple[of.Particles, of.VelocityFi
         "unnormalised": lambda: of.UnnormalisedAttention(*W[:3]),
         "multi-head": lambda: of.MultiHead([of.SoftmaxAttention(*W[:3]), of.SoftmaxAttention(*W[3:])]),
         "causal": lambda: of.SoftmaxAttention(*W[:3], causal=True),
-        "sinkhorn": lambda: of.SinkhornAttention(W[0], W[1], W[2], tol=1e-11),
+        "sinkhorn": lambda: of.SinkhornAttention(W[0], W[1], W[2], of.Sinkhorn(1.0, tol=1e-11)),
     }
     return mu, fields[kind]()
 

@@ -187,14 +187,14 @@ def test_the_dense_derivative_of_sinkhorn_attention_stays_below_its_constant(eps
     rng, best = np.random.default_rng(0), 0.0
     for seed in range(25):
         Q, K, V = (0.6 * draw(2, 2, seed=100 * seed + i) for i in range(3))
-        field = of.SinkhornAttention(Q, K, V, eps=eps, tol=1e-12)
+        field = of.SinkhornAttention(Q, K, V, of.Sinkhorn(eps, tol=1e-12))
         x, w = in_ball(1, 5, 2, 1.0, rng)[0], t(rng.dirichlet(np.ones(5)))
         best = max(best, steepest(field, x, w) / constants(field, 1.0).log_lip(2.0).exp().item())
     assert 0.4 < best <= 1
 
 
 def test_the_constant_of_sinkhorn_attention_is_nearly_met_by_small_scores() -> None:
-    field = of.SinkhornAttention([[0.1]], [[0.1]], [[2.0]], eps=0.5, tol=1e-12)
+    field = of.SinkhornAttention([[0.1]], [[0.1]], [[2.0]], of.Sinkhorn(0.5, tol=1e-12))
     x, w = t([[-1.0], [1.0]]), t([0.3, 0.7])
     assert 0.95 < steepest(field, x, w) / constants(field, 1.0).log_lip(2.0).exp().item() <= 1
 

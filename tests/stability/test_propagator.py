@@ -46,7 +46,7 @@ CASES: dict[str, tuple[of.Measure, of.VelocityField]] = {
     "masked": (masked(), attention(3, causal=True)),
     "sinkhorn": (
         of.Particles(normal(2, 4, 2), weights(4)),
-        attention(2, kind=of.SinkhornAttention, tol=1e-12),
+        attention(2, kind=of.SinkhornAttention, eps=of.Sinkhorn(1.0, tol=1e-12)),
     ),
     "sphere": (of.Particles(unit(5, 2), weights(5), space=of.Sphere()), attention()),
     "sum": (of.Particles(normal(4, 2)), attention() + 0.5 * of.Perceptron(M, M.T, activation=torch.tanh)),

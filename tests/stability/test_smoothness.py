@@ -48,7 +48,7 @@ FIELDS: dict[str, tuple[of.VelocityField, Callable[..., Array]]] = {
         lambda x, w: dense.multihead(HEADS, x, w, x, dense.visible(LABEL)),
     ),
     "Sinkhorn": (
-        of.SinkhornAttention(Q, K, V, eps=2.0, tol=1e-12),
+        of.SinkhornAttention(Q, K, V, of.Sinkhorn(2.0, tol=1e-12)),
         lambda x, w: dense.sinkhorn(Q, K, V, x, w, x, eps=2.0),
     ),
     "with a perceptron": (

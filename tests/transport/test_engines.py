@@ -73,8 +73,8 @@ def columns(plan: EntropicPlan, nu: of.Measure) -> Tensor:
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_all_engines_find_the_same_plan(name: str, engine: str) -> None:
     mu, nu, cost, eps = PROBLEMS[name]()
-    ours = sinkhorn(mu, nu, eps, cost=cost, tol=1e-11)
-    theirs = sinkhorn(mu, nu, eps, cost=cost, tol=1e-11, engine=OTHERS[engine], max_iter=100_000)
+    ours = sinkhorn(mu, nu, of.Sinkhorn(eps, tol=1e-11), cost=cost)
+    theirs = sinkhorn(mu, nu, of.Sinkhorn(eps, tol=1e-11, engine=OTHERS[engine], max_iter=100_000), cost=cost)
     torch.testing.assert_close(theirs.matrix(), ours.matrix(), rtol=1e-6, atol=1e-10)
     torch.testing.assert_close(theirs.regularised_cost, ours.regularised_cost, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(theirs.transport_cost, ours.transport_cost, rtol=1e-7, atol=1e-9)
@@ -88,8 +88,10 @@ def test_all_engines_find_the_same_plan(name: str, engine: str) -> None:
 @pytest.mark.parametrize("name", ["squared", "distance", "bilinear", "function", "without mass", "batch"])
 def test_all_engines_find_the_same_divergence(name: str, engine: str) -> None:
     mu, nu, cost, eps = PROBLEMS[name]()
-    ours = sinkhorn_divergence(mu, nu, eps, cost=cost, tol=1e-10)
-    theirs = sinkhorn_divergence(mu, nu, eps, cost=cost, tol=1e-10, engine=OTHERS[engine], max_iter=100_000)
+    ours = sinkhorn_divergence(mu, nu, of.Sinkhorn(eps, tol=1e-10), cost=cost)
+    theirs = sinkhorn_divergence(
+        mu, nu, of.Sinkhorn(eps, tol=1e-10, engine=OTHERS[engine], max_iter=100_000), cost=cost
+    )
     torch.testing.assert_close(theirs, ours, rtol=1e-7, atol=1e-9)
 
 
@@ -101,7 +103,9 @@ def test_all_engines_give_the_same_gradient(engine: str, how: str) -> None:
     for who in (None, OTHERS[engine]):
         x = mu.nodes()[0].clone().requires_grad_()
         with regime(how):
-            value = sinkhorn(of.Particles(x, mu.nodes()[1]), nu, eps, tol=1e-10, engine=who).regularised_cost
+            value = sinkhorn(
+                of.Particles(x, mu.nodes()[1]), nu, of.Sinkhorn(eps, tol=1e-10, engine=who)
+            ).regularised_cost
             gradients.append(torch.autograd.grad(value, x)[0])
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-6, atol=1e-9)
 
@@ -112,7 +116,9 @@ def test_attention_is_the_same_with_every_engine(measure: str, engine: str) -> N
     mu, (Q, K, V) = zoo.MEASURES[measure](), zoo.QKV(4)
     for keys in (K, Q):  # a symmetric kernel has a way of its own
         ours, theirs = (
-            of.SinkhornAttention(Q, keys, V, eps=3.0, tol=1e-10, max_iter=100_000, engine=who)(0.0, mu)[0]
+            of.SinkhornAttention(Q, keys, V, of.Sinkhorn(3.0, tol=1e-10, max_iter=100_000, engine=who))(
+                0.0, mu
+            )[0]
             for who in (None, OTHERS[engine])
         )
         torch.testing.assert_close(theirs, ours, rtol=1e-7, atol=1e-8)
@@ -122,7 +128,7 @@ def test_attention_is_the_same_with_every_engine(measure: str, engine: str) -> N
 def test_engines_that_need_more_sweeps_say_so(engine: str) -> None:
     mu, nu = cloud(1, 12), cloud(2, 14)
     with pytest.raises(of.errors.ConvergenceError, match="max_iter") as caught:
-        sinkhorn(mu, nu, 0.01, engine=OTHERS[engine], max_iter=50)
+        sinkhorn(mu, nu, of.Sinkhorn(0.01, engine=OTHERS[engine], max_iter=50))
     plan = caught.value.result
     assert plan.status == "max_iter"
     assert plan.sweeps <= 52
@@ -134,7 +140,7 @@ def test_engines_that_need_more_sweeps_say_so(engine: str) -> None:
 @pytest.mark.parametrize("eps", [1e-1, 1e-3, 1e-5, 1e-8])
 def test_no_engine_claims_more_than_the_matrix_shows(eps: float, engine: Engine) -> None:
     mu, nu = cloud(3, 12), cloud(4, 10)
-    plan = sinkhorn(mu, nu, eps, engine=engine, max_iter=300, on_failure="return")
+    plan = sinkhorn(mu, nu, of.Sinkhorn(eps, engine=engine, max_iter=300), on_failure="return")
     rounding = 1e-13 + 1e-14 * float(plan.g.abs().max() + plan.f.abs().max()) / eps
     assert abs(plan.error.item() - columns(plan, nu).item()) <= 1e-6 * plan.error.item() + rounding
     assert (plan.status == "ok") == (plan.error.item() <= 1e-9)
@@ -174,10 +180,10 @@ def test_a_lying_engine_is_caught(name: str, how: str) -> None:
     mu, nu, liar = cloud(1, 9), cloud(2, 14), Liar(LIES[name])
     with regime(how):
         with pytest.raises((of.errors.ConvergenceError, of.errors.NotFiniteError)):
-            sinkhorn(mu, nu, 0.1, engine=liar)
+            sinkhorn(mu, nu, of.Sinkhorn(0.1, engine=liar))
         with pytest.raises((of.errors.ConvergenceError, of.errors.NotFiniteError)):
-            sinkhorn_divergence(mu, nu, 0.1, engine=liar)
-        plan = sinkhorn(mu, nu, 0.1, engine=liar, on_failure="return")
+            sinkhorn_divergence(mu, nu, of.Sinkhorn(0.1, engine=liar))
+        plan = sinkhorn(mu, nu, of.Sinkhorn(0.1, engine=liar), on_failure="return")
     assert plan.status != "ok"
     assert not plan.error.item() <= 1e-3
 
@@ -185,7 +191,7 @@ def test_a_lying_engine_is_caught(name: str, how: str) -> None:
 def test_attention_catches_a_lying_engine_too() -> None:
     mu, (Q, K, V) = zoo.MEASURES["weighted"](), zoo.QKV(4)
     with pytest.raises(of.errors.ConvergenceError, match="Sinkhorn"):
-        of.SinkhornAttention(Q, K, V, engine=Liar(LIES["noise"]))(0.0, mu)
+        of.SinkhornAttention(Q, K, V, of.Sinkhorn(1.0, engine=Liar(LIES["noise"])))(0.0, mu)
 
 
 def test_one_lie_in_a_batch_is_found_where_it_is() -> None:
@@ -197,7 +203,7 @@ def test_one_lie_in_a_batch_is_found_where_it_is() -> None:
         G[1, 0] += 1e-3
         return G
 
-    plan = sinkhorn(mu, nu, 0.5, engine=Liar(lie), on_failure="return")
+    plan = sinkhorn(mu, nu, of.Sinkhorn(0.5, engine=Liar(lie)), on_failure="return")
     assert (plan.status == "ok").tolist() == [True, False, True]
     torch.testing.assert_close(
         plan.regularised_cost[[0, 2]], right.regularised_cost[[0, 2]], rtol=1e-9, atol=0
@@ -211,7 +217,7 @@ def test_a_constant_in_the_potential_has_no_meaning() -> None:
     def shifted(kernel: AbsorbedKernel) -> Tensor:
         return NewtonSinkhorn().potential(kernel, tol=1e-9, max_iter=1000, start=None).G + 1234.5
 
-    plan, right = sinkhorn(mu, nu, 0.5, engine=Liar(shifted)), sinkhorn(mu, nu, 0.5)
+    plan, right = sinkhorn(mu, nu, of.Sinkhorn(0.5, engine=Liar(shifted))), sinkhorn(mu, nu, 0.5)
     torch.testing.assert_close(plan.g, right.g, rtol=1e-9, atol=1e-8)
 
 
@@ -219,15 +225,17 @@ def test_a_constant_in_the_potential_has_no_meaning() -> None:
 def test_matrices_that_are_too_large_are_refused_before_they_are_made(engine: str) -> None:
     mu, nu = of.Particles(torch.zeros(20_000, 1)), of.Particles(torch.zeros(10_000, 1))
     with pytest.raises(of.InputError, match=r"20000 x 10000.*1\.6 GB.*NewtonSinkhorn"):
-        sinkhorn(mu, nu, 1.0, engine=OTHERS[engine])
+        sinkhorn(mu, nu, of.Sinkhorn(1.0, engine=OTHERS[engine]))
 
 
 @pytest.mark.parametrize("engine", OTHERS)
 def test_the_limit_is_on_one_member_of_a_batch(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "DENSE", 30)
-    assert sinkhorn(cloud(1, 5, 4), cloud(2, 6), 1.0, engine=OTHERS[engine]).regularised_cost.shape == (4,)
+    assert sinkhorn(
+        cloud(1, 5, 4), cloud(2, 6), of.Sinkhorn(1.0, engine=OTHERS[engine])
+    ).regularised_cost.shape == (4,)
     with pytest.raises(of.InputError, match="NewtonSinkhorn"):
-        sinkhorn(cloud(1, 5), cloud(2, 7), 1.0, engine=OTHERS[engine])
+        sinkhorn(cloud(1, 5), cloud(2, 7), of.Sinkhorn(1.0, engine=OTHERS[engine]))
 
 
 @pytest.mark.parametrize(
@@ -235,15 +243,15 @@ def test_the_limit_is_on_one_member_of_a_batch(engine: str, monkeypatch: pytest.
 )
 def test_an_engine_is_an_object(wrong: Any) -> None:
     with pytest.raises(of.InputError, match="engine"):
-        sinkhorn(cloud(1, 5), cloud(2, 7), 1.0, engine=wrong)
+        sinkhorn(cloud(1, 5), cloud(2, 7), of.Sinkhorn(1.0, engine=wrong))
     with pytest.raises(of.InputError, match="engine"):
-        of.SinkhornAttention(*zoo.QKV(4), engine=wrong)
+        of.SinkhornAttention(*zoo.QKV(4), eps=of.Sinkhorn(1.0, engine=wrong))
 
 
 @pytest.mark.parametrize("annealing", [0, -3, 2.5])
 def test_annealing_takes_a_whole_number_of_iterations(annealing: Any) -> None:
     with pytest.raises(of.InputError, match="annealing"):
-        sinkhorn(cloud(1, 5), cloud(2, 7), 1.0, engine=GeomLoss(annealing))
+        sinkhorn(cloud(1, 5), cloud(2, 7), of.Sinkhorn(1.0, engine=GeomLoss(annealing)))
 
 
 @pytest.mark.parametrize("engine", [NewtonSinkhorn(), *OTHERS.values()], ids=repr)
@@ -297,7 +305,7 @@ def test_the_gaussian_guess_is_right_for_gaussians(how: str) -> None:
     weights = [torch.softmax(-((x[:, 0] - m) ** 2) / (2 * s * s), 0) for m, s in ((0.3, 1.0), (-0.5, 0.7))]
     mu, nu = (of.Particles(x, w) for w in weights)
     with regime(how):
-        plan = sinkhorn(mu, nu, 2.0, tol=1e-9)
+        plan = sinkhorn(mu, nu, of.Sinkhorn(2.0, tol=1e-9))
     assert plan.sweeps <= 3
 
 

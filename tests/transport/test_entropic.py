@@ -30,7 +30,7 @@ from otflow.transport.entropic import sinkhorn as entropic
 from otflow.transport.entropic.costs import BilinearCost, PowerCost
 from otflow.transport.entropic.sinkhorn import EntropicPlan, sinkhorn, sinkhorn_divergence
 from tests.regimes import regime
-from tests.samples import Array, centres, unit
+from tests.samples import Array, centres, unit, with_options
 
 # Kernels held in memory or streamed in tiles, scores from differences of points or from scalar products.
 PATHS = {
@@ -98,7 +98,7 @@ class Case:
         return self.matrix(self.mu.nodes()[0].numpy(), self.nu.nodes()[0].numpy())
 
     def solve(self, **options: Any) -> EntropicPlan:
-        return sinkhorn(self.mu, self.nu, self.eps, cost=self.cost, **options)
+        return sinkhorn(self.mu, self.nu, cost=self.cost, **with_options(self.eps, **options))
 
     def by_pot(self) -> Array:
         return ot.bregman.sinkhorn_log(
@@ -241,7 +241,7 @@ def test_two_by_two_is_a_logistic_function(eps: float, how: str) -> None:
     """P_11 / P_12 = exp(-(c_11 + c_22 - c_12 - c_21) / (2 eps)) for uniform weights."""
     mu, nu = of.Particles([[0.0], [1.0]]), of.Particles([[0.25], [1.1]])
     with path(how):
-        P = sinkhorn(mu, nu, eps, tol=1e-13).matrix()
+        P = sinkhorn(mu, nu, of.Sinkhorn(eps, tol=1e-13)).matrix()
     c = squares(mu.x.numpy(), nu.x.numpy())
     ratio = math.exp(-(c[0, 0] + c[1, 1] - c[0, 1] - c[1, 0]) / (2 * eps))
     assert P[0, 0].item() == pytest.approx(ratio / (1 + ratio) / 2, rel=1e-11)
@@ -277,9 +277,9 @@ def entropic_cost_of_gaussians(m: float, s: float, t: float, eps: float) -> tupl
 def test_gaussians_on_a_fine_grid_have_a_closed_form(eps: float, how: str) -> None:
     mu, nu = bell(0.3, 1.0), bell(-0.4, 0.7)
     with path(how):
-        plan = sinkhorn(mu, nu, eps, tol=1e-11)
+        plan = sinkhorn(mu, nu, of.Sinkhorn(eps, tol=1e-11))
         cost = plan.transport_cost.item()
-        divergence = sinkhorn_divergence(mu, nu, eps, tol=1e-11).item()
+        divergence = sinkhorn_divergence(mu, nu, of.Sinkhorn(eps, tol=1e-11)).item()
     expected, regularised = entropic_cost_of_gaussians(0.7, 1.0, 0.7, eps)
     assert cost == pytest.approx(expected, rel=1e-8)
     assert plan.regularised_cost.item() == pytest.approx(regularised, rel=1e-8)
@@ -297,8 +297,7 @@ def test_divergences_of_samples_are_those_of_gaussians_up_to_sampling() -> None:
         sinkhorn_divergence(
             of.Particles(rng.standard_normal((300, 1))),
             of.Particles(1 + 0.5 * rng.standard_normal((300, 1))),
-            eps,
-            tol=1e-6,
+            of.Sinkhorn(eps, tol=1e-6),
         ).item()
         for _ in range(8)
     ]
@@ -312,7 +311,10 @@ def test_divergences_of_samples_are_those_of_gaussians_up_to_sampling() -> None:
 def test_atoms_without_mass_change_nothing(eps: float, how: str) -> None:
     mu, nu = (of.Particles(z.x, w) for z, w in zip((cloud(1, 4), cloud(2, 5)), ZEROS, strict=True))
     with path(how):
-        plan, rest = sinkhorn(mu, nu, eps, tol=1e-11), sinkhorn(heavy(mu), heavy(nu), eps, tol=1e-11)
+        plan, rest = (
+            sinkhorn(mu, nu, of.Sinkhorn(eps, tol=1e-11)),
+            sinkhorn(heavy(mu), heavy(nu), of.Sinkhorn(eps, tol=1e-11)),
+        )
         P, average, cost = plan.matrix(), plan.barycentric(), plan.transport_cost
         rest_average, rest_cost = rest.barycentric(), rest.transport_cost
     i, j = mu.w > 0, nu.w > 0
@@ -365,7 +367,11 @@ def test_atoms_without_mass_change_nothing_however_sharp_the_plan_is(name: str, 
 def test_potentials_extend_to_atoms_without_mass() -> None:
     """f_i = -eps log sum_j b_j exp((g_j - c_ij) / eps) also where a_i = 0, and the same for g."""
     mu, nu = (of.Particles(z.x, w) for z, w in zip((cloud(1, 4), cloud(2, 5)), ZEROS, strict=True))
-    plan, C, eps = sinkhorn(mu, nu, 0.3, tol=1e-12), squares(*(z.x.numpy() for z in (mu, nu))), 0.3
+    plan, C, eps = (
+        sinkhorn(mu, nu, of.Sinkhorn(0.3, tol=1e-12)),
+        squares(*(z.x.numpy() for z in (mu, nu))),
+        0.3,
+    )
     f, g = plan.f.numpy(), plan.g.numpy()
     np.testing.assert_allclose(f, -eps * np.log(np.exp((g - C) / eps) @ nu.w.numpy()), atol=1e-10)
     np.testing.assert_allclose(g, -eps * np.log(mu.w.numpy() @ np.exp((f[:, None] - C) / eps)), atol=1e-8)
@@ -384,7 +390,10 @@ def test_tiny_weights_are_weights(tiny: float) -> None:
 def test_a_cloud_to_itself_has_a_symmetric_plan(how: str) -> None:
     mu = cloud(1, 12)
     with path(how):
-        plan, twin = sinkhorn(mu, mu, 0.1, tol=1e-12), sinkhorn(mu, of.Particles(mu.x, mu.w), 0.1, tol=1e-12)
+        plan, twin = (
+            sinkhorn(mu, mu, of.Sinkhorn(0.1, tol=1e-12)),
+            sinkhorn(mu, of.Particles(mu.x, mu.w), of.Sinkhorn(0.1, tol=1e-12)),
+        )
         P, Q = plan.matrix(), twin.matrix()
     torch.testing.assert_close(P, P.mT, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(P, Q, rtol=1e-8, atol=1e-12)
@@ -476,7 +485,7 @@ def test_single_precision_is_computed_in_double(how: str) -> None:
 def test_uniform_clouds_in_single_precision_have_the_same_mass(n: int, m: int) -> None:
     """n times the float32 number 1 / n is not one."""
     mu, nu = of.Particles(cloud(1, n).x.float()), of.Particles(cloud(2, m).x.float())
-    assert sinkhorn(mu, nu, 0.1, tol=1e-11).error.item() <= 1e-11
+    assert sinkhorn(mu, nu, of.Sinkhorn(0.1, tol=1e-11)).error.item() <= 1e-11
 
 
 # --- honesty ----------------------------------------------------------------------------------------
@@ -522,7 +531,7 @@ def test_the_error_of_clouds_far_apart_is_that_of_their_matrix(shift: float, how
 def test_beyond_rounding_it_gives_up_soon_and_says_so(k: int) -> None:
     mu, nu = cloud(1, 30), cloud(2, 25)
     began = time.process_time()
-    plan = sinkhorn(mu, nu, 10.0**k, max_iter=10**7, on_failure="return")
+    plan = sinkhorn(mu, nu, of.Sinkhorn(10.0**k, max_iter=10**7), on_failure="return")
     assert time.process_time() - began < 10
     assert plan.error.item() > 1e-9
     assert plan.status == "stalled"  # the sweeps that were allowed are not what was missing
@@ -534,7 +543,9 @@ def test_convergence_is_not_claimed_where_no_digit_is_left_to_see_it(seed: int, 
     """In potentials of 1e17 even the logarithms of the weights are lost, and sums of nothing look right."""
     rng = np.random.default_rng(seed)
     x, y = rng.normal(size=(12, 2)), rng.normal(size=(10, 2))
-    plan = sinkhorn(of.Particles(x), of.Particles(y), 10.0**k, tol=0.1, max_iter=500, on_failure="return")
+    plan = sinkhorn(
+        of.Particles(x), of.Particles(y), of.Sinkhorn(10.0**k, tol=0.1, max_iter=500), on_failure="return"
+    )
     columns = marginal_errors(plan.matrix().numpy(), np.full(12, 1 / 12), np.full(10, 1 / 10))[1]
     assert plan.status != "ok" or columns < 0.2
 
@@ -556,7 +567,7 @@ def test_too_few_sweeps_raise_with_the_plan(max_iter: int) -> None:
 
 def test_a_failure_survives_pickling() -> None:
     with pytest.raises(of.errors.ConvergenceError) as caught:
-        sinkhorn(cloud(1, 20), cloud(2, 25), 1e-3, max_iter=2)
+        sinkhorn(cloud(1, 20), cloud(2, 25), of.Sinkhorn(1e-3, max_iter=2))
     back = pickle.loads(pickle.dumps(caught.value))
     assert torch.equal(back.result.g, caught.value.result.g)
 
@@ -592,7 +603,7 @@ def test_a_thousand_atoms_in_eight_dimensions_reach_nine_digits(eps: float) -> N
     plan = sinkhorn(mu, nu, eps)
     rows, columns = marginal_errors(plan.matrix().numpy(), mu.w.numpy(), nu.w.numpy())
     assert max(rows, columns) <= 1e-9
-    best = sinkhorn(mu, nu, eps, tol=1e-12, start=plan, on_failure="return")
+    best = sinkhorn(mu, nu, of.Sinkhorn(eps, tol=1e-12), start=plan, on_failure="return")
     assert best.error.item() < 2e-12
     assert plan.regularised_cost.item() == pytest.approx(best.regularised_cost.item(), rel=1e-7)
     assert plan.transport_cost.item() == pytest.approx(best.transport_cost.item(), rel=1e-7)
@@ -601,7 +612,7 @@ def test_a_thousand_atoms_in_eight_dimensions_reach_nine_digits(eps: float) -> N
 @pytest.mark.thorough
 def test_three_hundred_atoms_at_a_hundredth_reach_nine_digits() -> None:
     mu, nu = eight_dimensions(300)
-    plan, best = sinkhorn(mu, nu, 0.01), sinkhorn(mu, nu, 0.01, tol=1e-12)
+    plan, best = sinkhorn(mu, nu, 0.01), sinkhorn(mu, nu, of.Sinkhorn(0.01, tol=1e-12))
     assert max(marginal_errors(plan.matrix().numpy(), mu.w.numpy(), nu.w.numpy())) <= 1e-9
     assert plan.regularised_cost.item() == pytest.approx(best.regularised_cost.item(), rel=1e-9)
 
@@ -755,7 +766,7 @@ def test_exchanging_the_clouds_transposes_the_plan(
     mu, nu, (cost, flipped) = cloud(seed, n), cloud(seed + 1, m), COSTS[name]
     with path(how):
         plan, back = (
-            sinkhorn(one, other, eps, cost=c, tol=1e-11, on_failure="return")
+            sinkhorn(one, other, of.Sinkhorn(eps, tol=1e-11), cost=c, on_failure="return")
             for one, other, c in ((mu, nu, cost), (nu, mu, flipped))
         )
         P, Q = plan.matrix(), back.matrix()
@@ -796,8 +807,10 @@ def test_splitting_an_atom_changes_nothing(seed: int, n: int, m: int, eps: float
 def test_the_order_of_atoms_does_not_matter(seed: int, n: int, m: int, eps: float) -> None:
     mu, nu = cloud(seed, n), cloud(seed + 1, m)
     p, q = (torch.from_numpy(np.random.default_rng(seed).permutation(k)) for k in (n, m))
-    plan = sinkhorn(mu, nu, eps, tol=1e-11)
-    other = sinkhorn(of.Particles(mu.x[p], mu.w[p]), of.Particles(nu.x[q], nu.w[q]), eps, tol=1e-11)
+    plan = sinkhorn(mu, nu, of.Sinkhorn(eps, tol=1e-11))
+    other = sinkhorn(
+        of.Particles(mu.x[p], mu.w[p]), of.Particles(nu.x[q], nu.w[q]), of.Sinkhorn(eps, tol=1e-11)
+    )
     torch.testing.assert_close(other.matrix(), plan.matrix()[p][:, q], rtol=1e-5, atol=1e-8)
 
 
@@ -805,7 +818,7 @@ def test_the_order_of_atoms_does_not_matter(seed: int, n: int, m: int, eps: floa
 @given(seed=seeds, n=sizes, m=sizes, eps=temperatures, name=st.sampled_from(list(COSTS)))
 def test_primal_and_dual_values_meet(seed: int, n: int, m: int, eps: float, name: str) -> None:
     mu, nu, cost = cloud(seed, n), cloud(seed + 1, m), COSTS[name][0]
-    plan = sinkhorn(mu, nu, eps, cost=cost, tol=1e-11)
+    plan = sinkhorn(mu, nu, of.Sinkhorn(eps, tol=1e-11), cost=cost)
     P = plan.matrix().numpy()
     primal = plan.transport_cost.item() + eps * kl(P, mu.w.numpy(), nu.w.numpy())
     swing = float(plan.g.max() - plan.g.min())
@@ -867,10 +880,12 @@ def test_the_divergence_vanishes_at_equality_only(
 ) -> None:
     mu = cloud(seed, n)
     assert sinkhorn_divergence(mu, mu, eps).item() == 0
-    same = sinkhorn_divergence(mu, of.Particles(mu.x, mu.w), eps, cost=PowerCost(p), tol=1e-12).item()
+    same = sinkhorn_divergence(
+        mu, of.Particles(mu.x, mu.w), of.Sinkhorn(eps, tol=1e-12), cost=PowerCost(p)
+    ).item()
     assert 0 <= same <= 1e-11 * (1 + eps)
     h = 10.0**-digits
-    value = sinkhorn_divergence(mu, of.Particles(mu.x + h, mu.w), eps, tol=1e-12).item()
+    value = sinkhorn_divergence(mu, of.Particles(mu.x + h, mu.w), of.Sinkhorn(eps, tol=1e-12)).item()
     assert value == pytest.approx(2 * h * h, rel=1e-6, abs=1e-12 * (1 + eps))
 
 
@@ -880,8 +895,8 @@ def test_a_loose_tolerance_is_no_reason_to_fail(tol: float) -> None:
     for seed in range(8):
         mu, nu = cloud(seed, 8), cloud(seed + 100, 6)
         near = of.Particles(mu.x + 1e-3 * nu.x[0], mu.w)
-        assert sinkhorn_divergence(mu, nu, 0.1, tol=tol).item() >= 0
-        assert sinkhorn_divergence(mu, near, 0.1, tol=tol).item() >= 0
+        assert sinkhorn_divergence(mu, nu, of.Sinkhorn(0.1, tol=tol)).item() >= 0
+        assert sinkhorn_divergence(mu, near, of.Sinkhorn(0.1, tol=tol)).item() >= 0
 
 
 def test_at_high_temperature_the_divergence_is_a_squared_mmd() -> None:
@@ -904,8 +919,8 @@ def test_the_divergence_is_least_at_the_target_and_the_plain_cost_is_not() -> No
     s^2 = 1 - eps / 2, and that of an atom if eps is larger."""
     nu, eps = bell(0.0, 1.0), 0.8
     scales = np.linspace(0.5, 1.3, 33)
-    plain = [sinkhorn(bell(0.0, s), nu, eps, tol=1e-7).regularised_cost.item() for s in scales]
-    debiased = [sinkhorn_divergence(bell(0.0, s), nu, eps, tol=1e-7).item() for s in scales]
+    plain = [sinkhorn(bell(0.0, s), nu, of.Sinkhorn(eps, tol=1e-7)).regularised_cost.item() for s in scales]
+    debiased = [sinkhorn_divergence(bell(0.0, s), nu, of.Sinkhorn(eps, tol=1e-7)).item() for s in scales]
     assert scales[np.argmin(debiased)] == pytest.approx(1.0)
     assert scales[np.argmin(plain)] == pytest.approx(math.sqrt(1 - eps / 2), abs=0.026)
 
@@ -962,7 +977,7 @@ def test_a_solution_nearby_saves_sweeps(eps: float, how: str) -> None:
 
 def test_a_useless_start_does_no_harm() -> None:
     mu, nu = cloud(1, 25, 3), cloud(2, 20, 3)
-    other = sinkhorn(of.Particles(50 * mu.x), nu, 0.01, max_iter=3, on_failure="return")
+    other = sinkhorn(of.Particles(50 * mu.x), nu, of.Sinkhorn(0.01, max_iter=3), on_failure="return")
     plan, cold = sinkhorn(mu, nu, 0.1, start=other), sinkhorn(mu, nu, 0.1)
     assert plan.error.item() <= 1e-9
     assert plan.regularised_cost.item() == pytest.approx(cold.regularised_cost.item(), rel=1e-9)
@@ -1006,7 +1021,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_wrong_arguments_are_named(name: str) -> None:
     options, match = WRONG[name]
     with pytest.raises(of.InputError, match=match):
-        sinkhorn(cloud(1, 5), cloud(2, 6), **{"eps": 1.0, **options})
+        sinkhorn(cloud(1, 5), cloud(2, 6), **with_options(**{"eps": 1.0, **options}))
 
 
 def test_measures_that_cannot_be_compared_are_refused() -> None:
@@ -1086,8 +1101,8 @@ x, y = (torch.from_numpy(rng.standard_normal((n, 3))) for _ in range(2))
 x.requires_grad_(grad)
 
 def used(n):
-    plan = sinkhorn(of.Particles(x[:n]), of.Particles(y[:n]), 5.0, cost=cost, engine=Nothing(),
-                    on_failure="return")
+    mu, nu, options = of.Particles(x[:n]), of.Particles(y[:n]), of.Sinkhorn(5.0, engine=Nothing())
+    plan = sinkhorn(mu, nu, options, cost=cost, on_failure="return")
     plan.barycentric()
     plan.transport_cost
     if grad:

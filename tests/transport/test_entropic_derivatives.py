@@ -18,6 +18,7 @@ from otflow.transport.entropic import sinkhorn as entropic
 from otflow.transport.entropic.costs import BilinearCost, PowerCost
 from otflow.transport.entropic.sinkhorn import sinkhorn, sinkhorn_divergence
 from tests.regimes import regime
+from tests.samples import with_options
 
 A = [[0.5, 1.0], [-0.3, 0.2]]
 
@@ -67,14 +68,16 @@ def measure(x: Tensor, w: Tensor) -> of.Particles:
 
 def value(cost: Any, **options: Any) -> Callable[..., Tensor]:
     def f(x: Tensor, w: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        return sinkhorn(measure(x, w), measure(y, v), EPS, cost=cost, tol=1e-12, **options).regularised_cost
+        return sinkhorn(
+            measure(x, w), measure(y, v), cost=cost, **with_options(EPS, tol=1e-12, **options)
+        ).regularised_cost
 
     return f
 
 
 def divergence(cost: Any) -> Callable[..., Tensor]:
     def f(x: Tensor, w: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        return sinkhorn_divergence(measure(x, w), measure(y, v), EPS, cost=cost, tol=1e-12)
+        return sinkhorn_divergence(measure(x, w), measure(y, v), of.Sinkhorn(EPS, tol=1e-12), cost=cost)
 
     return f
 
@@ -116,7 +119,7 @@ def test_geodesic_costs_have_gradients(p: float, space: of.measures.Space) -> No
         if isinstance(space, of.Sphere):
             x, y = (z / z.norm(dim=-1, keepdim=True) for z in (x, y))
         mu, nu = of.Particles(x, space=space), of.Particles(y, space=space)
-        return sinkhorn(mu, nu, EPS, cost=PowerCost(p), tol=1e-12).regularised_cost
+        return sinkhorn(mu, nu, of.Sinkhorn(EPS, tol=1e-12), cost=PowerCost(p)).regularised_cost
 
     x, _, y, _ = leaves()
     assert gradcheck(f, (x, y), fast_mode=True)
@@ -127,7 +130,7 @@ def test_a_density_has_a_gradient() -> None:
 
     def f(rho: Tensor) -> Tensor:
         mu = of.Grid(rho / rho.sum() / 0.5, [axis])
-        return sinkhorn(mu, of.Particles(y[:, :1]), EPS, tol=1e-12).regularised_cost
+        return sinkhorn(mu, of.Particles(y[:, :1]), of.Sinkhorn(EPS, tol=1e-12)).regularised_cost
 
     assert gradcheck(f, torch.rand(5, dtype=torch.float64).add(0.5).requires_grad_(), fast_mode=True)
 
@@ -136,7 +139,7 @@ def test_a_density_has_a_gradient() -> None:
 def test_a_cloud_to_itself_has_a_gradient(how: str) -> None:
     def f(x: Tensor, w: Tensor) -> Tensor:
         mu = measure(x, w)
-        return sinkhorn(mu, mu, EPS, tol=1e-12).regularised_cost
+        return sinkhorn(mu, mu, of.Sinkhorn(EPS, tol=1e-12)).regularised_cost
 
     with path(how):
         assert gradcheck(f, leaves()[:2], fast_mode=True)
@@ -160,7 +163,7 @@ def test_the_gradient_of_the_squared_distance_is_the_barycentric_displacement(ep
     """d/dx_i = 2 a_i (x_i - sum_j P_ij y_j / a_i)."""
     x, w, y, v = leaves(6, 7)
     with path(how):
-        plan = sinkhorn(measure(x, w), measure(y, v), eps, tol=1e-11)
+        plan = sinkhorn(measure(x, w), measure(y, v), of.Sinkhorn(eps, tol=1e-11))
         (gradient,) = torch.autograd.grad(plan.regularised_cost, x)
         expected = 2 * (w / w.sum())[:, None] * (x - plan.barycentric())
     torch.testing.assert_close(gradient, expected.detach(), rtol=1e-8, atol=1e-10)
@@ -172,7 +175,7 @@ def test_the_gradient_in_weights_is_the_potential(how: str) -> None:
     x, _, y, _ = leaves()
     w = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64, requires_grad=True)
     with path(how):
-        plan = sinkhorn(of.Particles(x, w), of.Particles(y), EPS, tol=1e-12)
+        plan = sinkhorn(of.Particles(x, w), of.Particles(y), of.Sinkhorn(EPS, tol=1e-12))
         (gradient,) = torch.autograd.grad(plan.regularised_cost, w)
     expected = plan.f - (w * plan.f).sum()
     torch.testing.assert_close(gradient - (w * gradient).sum(), expected.detach(), rtol=1e-9, atol=1e-10)
@@ -238,7 +241,7 @@ def test_single_precision_has_gradients_of_its_own_precision() -> None:
     single = x.float().requires_grad_()
     nu = of.Particles(y.float())
     (gradient,) = torch.autograd.grad(
-        sinkhorn(of.Particles(single), nu, EPS, tol=1e-7).regularised_cost, single
+        sinkhorn(of.Particles(single), nu, of.Sinkhorn(EPS, tol=1e-7)).regularised_cost, single
     )
     own = single.detach().double().requires_grad_()
     (exact,) = torch.autograd.grad(
@@ -261,7 +264,7 @@ def test_the_gradient_of_a_divergence_survives_where_rounding_hides_its_value(h:
     for seed in range(6):
         x, w, _, _ = (z.detach() for z in leaves(4, 4, seed=seed))
         own = (x + h).requires_grad_()
-        value = sinkhorn_divergence(measure(own, w), measure(x, w), EPS, tol=1e-14)
+        value = sinkhorn_divergence(measure(own, w), measure(x, w), of.Sinkhorn(EPS, tol=1e-14))
         (gradient,) = torch.autograd.grad(value, own)
         assert value.item() >= 0
         torch.testing.assert_close(gradient.sum(0), torch.full((2,), 2 * h).double(), rtol=1e-2, atol=1e-14)
@@ -383,7 +386,7 @@ def test_a_divergence_is_curved_where_it_is_least(seed: int) -> None:
     x = torch.from_numpy(np.random.default_rng(seed).standard_normal((4, 1)))
     nu = of.Particles(x.clone().requires_grad_())
     H = torch.autograd.functional.hessian(
-        lambda z: sinkhorn_divergence(of.Particles(z), nu, 0.5, tol=1e-13), x
+        lambda z: sinkhorn_divergence(of.Particles(z), nu, of.Sinkhorn(0.5, tol=1e-13)), x
     )
     assert H.sum().item() == pytest.approx(2.0, rel=1e-6)  # S(mu + h, mu) = h^2
 

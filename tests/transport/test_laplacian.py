@@ -89,7 +89,7 @@ def test_without_any_direct_step_the_status_is_honest(monkeypatch: pytest.Monkey
     monkeypatch.setattr(scaling, "ABSORB", 0)
     generator = torch.Generator().manual_seed(6)
     x, y = torch.randn(2, 60, 4, generator=generator, dtype=torch.float64)
-    soft = of.sinkhorn(of.Particles(x), of.Particles(y), 1e-3, max_iter=300, on_failure="return")
+    soft = of.sinkhorn(of.Particles(x), of.Particles(y), of.Sinkhorn(1e-3, max_iter=300), on_failure="return")
     error = float((soft.matrix().sum(0) - 1 / 60).abs().sum())
     assert error == pytest.approx(float(soft.error), rel=1e-6, abs=1e-11)
     assert (soft.status == "ok") == (error <= 1e-9)

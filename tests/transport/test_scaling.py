@@ -256,14 +256,16 @@ def test_the_mean_moves_by_the_value_matrix_alone(seed: int, n: int, eps: float,
     x, (Q, K, V) = rng.standard_normal((n, 3)), 0.6 * rng.standard_normal((3, 3, 3))
     w = rng.uniform(0.1, 1, n)
     w /= w.sum()
-    v = of.SinkhornAttention(Q, Q if same else K, V, eps, tol=1e-11)(0.0, of.Particles(x, w))[0].numpy()
+    v = of.SinkhornAttention(Q, Q if same else K, V, of.Sinkhorn(eps, tol=1e-11))(0.0, of.Particles(x, w))[
+        0
+    ].numpy()
     assert np.abs(w @ v - V @ (w @ x) / eps).max() < 1e-9 / eps
 
 
 @pytest.mark.thorough
 def test_the_mean_law_integrates_to_a_matrix_exponential() -> None:
     mu, V = zoo.MEASURES["weighted"](), zoo.matrix(1)
-    field = of.SinkhornAttention(zoo.matrix(2), zoo.matrix(3), V, eps=2.0, tol=1e-11)
+    field = of.SinkhornAttention(zoo.matrix(2), zoo.matrix(3), V, of.Sinkhorn(2.0, tol=1e-11))
     final = of.flow(mu, field, of.Dopri5(rtol=1e-10, atol=1e-12), t1=1.0, save_at=[1.0]).final
     expected = torch.linalg.matrix_exp(V / 2.0) @ (mu.w @ mu.x)
     assert float((final.w @ final.x - expected).abs().max()) < 1e-8
@@ -272,15 +274,17 @@ def test_the_mean_law_integrates_to_a_matrix_exponential() -> None:
 def test_a_tolerance_out_of_reach_raises_with_the_velocity() -> None:
     mu, (Q, K, V) = zoo.MEASURES["weighted"](), zoo.QKV(4)
     with pytest.raises(of.errors.ConvergenceError, match=r"tol = 1\.00e-13.*max_iter") as caught:
-        of.SinkhornAttention(Q, K, V, eps=3.0, tol=1e-13, max_iter=5)(0.0, mu)
-    good = of.SinkhornAttention(Q, K, V, eps=3.0, tol=1e-13)(0.0, mu)
+        of.SinkhornAttention(Q, K, V, of.Sinkhorn(3.0, tol=1e-13, max_iter=5))(0.0, mu)
+    good = of.SinkhornAttention(Q, K, V, of.Sinkhorn(3.0, tol=1e-13))(0.0, mu)
     error = float((caught.value.result[0] - good[0]).abs().max())
     assert 1e-13 < error < 1e-2
 
 
 def test_evaluate_reports_a_missed_tolerance_instead_of_raising() -> None:
     mu, (Q, K, V) = zoo.MEASURES["batched"](), zoo.QKV(4)
-    v, carry = of.SinkhornAttention(Q, K, V, tol=1e-10, max_iter=1).evaluate(torch.tensor(0.0), mu)
+    v, carry = of.SinkhornAttention(Q, K, V, of.Sinkhorn(1.0, tol=1e-10, max_iter=1)).evaluate(
+        torch.tensor(0.0), mu
+    )
     assert v[0].shape == mu.x.shape
     assert carry.failed.tolist() == [True, True]
     assert carry.residual > 1e-10
@@ -289,14 +293,17 @@ def test_evaluate_reports_a_missed_tolerance_instead_of_raising() -> None:
 
 def test_a_field_that_converges_says_how_well() -> None:
     mu, (Q, K, V) = zoo.MEASURES["weighted"](), zoo.QKV(4)
-    _, carry = of.SinkhornAttention(Q, K, V, tol=1e-10).evaluate(torch.tensor(0.0), mu)
+    _, carry = of.SinkhornAttention(Q, K, V, of.Sinkhorn(1.0, tol=1e-10)).evaluate(torch.tensor(0.0), mu)
     assert not carry.failed.any()
     assert 0 < carry.residual <= 1e-10
 
 
 @pytest.mark.parametrize("where", ["alone", "in a sum", "in a head"])
 def test_a_missed_tolerance_is_heard_through_sums_and_heads(where: str) -> None:
-    mu, sinkhorn = zoo.MEASURES["weighted"](), of.SinkhornAttention(*zoo.QKV(4), max_iter=1)
+    mu, sinkhorn = (
+        zoo.MEASURES["weighted"](),
+        of.SinkhornAttention(*zoo.QKV(4), eps=of.Sinkhorn(1.0, max_iter=1)),
+    )
     softmax = of.SoftmaxAttention(*zoo.QKV(7))
     field = {
         "alone": sinkhorn,
@@ -310,7 +317,10 @@ def test_a_missed_tolerance_is_heard_through_sums_and_heads(where: str) -> None:
 
 
 def test_a_flow_that_misses_its_tolerance_raises_with_what_it_has() -> None:
-    mu, field = zoo.MEASURES["weighted"](), of.SinkhornAttention(*zoo.QKV(4), max_iter=1)
+    mu, field = (
+        zoo.MEASURES["weighted"](),
+        of.SinkhornAttention(*zoo.QKV(4), eps=of.Sinkhorn(1.0, max_iter=1)),
+    )
     with pytest.raises(of.errors.FlowError, match="max_iter") as caught:
         of.flow(mu, field, of.RK4(), t1=1.0, dt=0.1)
     assert caught.value.trajectory.status == "max_iter"
@@ -320,7 +330,7 @@ def test_a_flow_that_misses_its_tolerance_raises_with_what_it_has() -> None:
 
 
 def test_a_flow_records_the_worst_residual_between_saves() -> None:
-    mu, field = zoo.MEASURES["weighted"](), of.SinkhornAttention(*zoo.QKV(4), tol=1e-8)
+    mu, field = zoo.MEASURES["weighted"](), of.SinkhornAttention(*zoo.QKV(4), eps=of.Sinkhorn(1.0, tol=1e-8))
     residual = of.flow(mu, field, of.RK4(), t1=0.5, dt=0.1).certificates["residual"]
     assert residual[0].isnan()  # nothing was solved before the first step
     assert bool((residual[1:] <= 1e-8).all())
@@ -332,7 +342,7 @@ def test_single_precision_tokens_are_scaled_in_double_precision(how: str) -> Non
     rng = np.random.default_rng(12)
     x, Q, K, V = (torch.from_numpy(rng.standard_normal(s)).float() for s in ((9, 3), (3, 3), (3, 3), (3, 3)))
     with regime(how):
-        v, carry = of.SinkhornAttention(Q, K, V, eps=2.0, tol=1e-11).evaluate(
+        v, carry = of.SinkhornAttention(Q, K, V, of.Sinkhorn(2.0, tol=1e-11)).evaluate(
             torch.tensor(0.0), of.Particles(x)
         )
     exact = dense.sinkhorn(

@@ -75,7 +75,7 @@ def _regimes() -> dict[str, Regime]:
         "softmax, contracting": Regime(of.SoftmaxAttention(-A, EYE, EYE), centred),
         "softmax, mild": Regime(of.SoftmaxAttention(0.3 * A, EYE, V), law),
         "L2": Regime(of.L2Attention(A, 0.7 * EYE, V), law),
-        "Sinkhorn": Regime(of.SinkhornAttention(A, EYE, V, tol=1e-6), law, share=0.5),
+        "Sinkhorn": Regime(of.SinkhornAttention(A, EYE, V, of.Sinkhorn(1.0, tol=1e-6)), law, share=0.5),
     }
 
 

@@ -296,7 +296,7 @@ class WrongCost(of.Energy):
 
     def __call__(self, mu: of.Measure) -> Tensor:
         image = mu.at([mu.coords[0] @ Q.mT])
-        return -of.sinkhorn(image, image, 2 * EPS, tol=1e-12).regularised_cost / (4 * EPS)
+        return -of.sinkhorn(image, image, of.Sinkhorn(2 * EPS, tol=1e-12)).regularised_cost / (4 * EPS)
 
 
 def _wrong_cost_claims() -> list[Claim]:

@@ -28,7 +28,7 @@ DEFINITE = Q.mT @ Q
 KINDS: dict[str, Callable[..., of.VelocityField]] = {
     "unnormalised": of.UnnormalisedAttention,
     "sigmoid": of.SigmoidAttention,
-    "Sinkhorn": lambda Q, K, V: of.SinkhornAttention(Q, K, V, eps=EPS, tol=1e-11),
+    "Sinkhorn": lambda Q, K, V: of.SinkhornAttention(Q, K, V, of.Sinkhorn(EPS, tol=1e-11)),
     "softmax": of.SoftmaxAttention,
 }
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from otflow.base import checks
 from otflow.transport.entropic.engines import ColumnPotential, Engine
 from otflow.transport.entropic.laplacian import FACTORISE
 from otflow.transport.entropic.scaling import AbsorbedKernel, ScalingState
@@ -57,12 +56,6 @@ class NewtonSinkhorn(Engine):
                 stalled.index_copy(0, part.members, part.stalled),
             )
         return ColumnPotential(G, 1 + max(part.sweeps for part in parts), stalled)
-
-
-def options(engine: Engine | None, tol: float, max_iter: int) -> tuple[Engine, float, int]:
-    """Settings of Sinkhorn's iteration, checked; the engine is `NewtonSinkhorn()` if left out."""
-    engine = NewtonSinkhorn() if engine is None else checks.instance(engine, Engine, "engine")
-    return engine, checks.positive(tol, "tol"), checks.count(max_iter, "max_iter")
 
 
 def _first(kernel: AbsorbedKernel, start: Tensor | None) -> Tensor:

@@ -14,10 +14,10 @@ from otflow.base.spaces import Euclidean
 from otflow.measures import Gaussian, Measure
 from otflow.transport.comparable import Pair, merge, pair
 from otflow.transport.entropic.costs import Cost, PowerCost, as_cost
-from otflow.transport.entropic.engines import Engine, Scaling, scale
+from otflow.transport.entropic.engines import Scaling, scale
 from otflow.transport.entropic.implicit import DualPieces, dual, plain
 from otflow.transport.entropic.log_kernel import Bilinear, LogKernel, Pairwise
-from otflow.transport.entropic.newton import options
+from otflow.transport.entropic.options import Sinkhorn, as_options
 from otflow.transport.entropic.scaling import AbsorbedKernel
 
 # Pairs up to which costs come from differences, which keep digits, rather than from scalar products, which
@@ -201,12 +201,9 @@ def _problem(both: Pair, cost: Cost, eps: float) -> EntropicProblem:
 def sinkhorn(
     mu: Measure,
     nu: Measure,
-    eps: float,
+    eps: float | Sinkhorn,
     *,
     cost: Any = None,
-    engine: Engine | None = None,
-    tol: float = 1e-9,
-    max_iter: int = 10_000,
     start: EntropicPlan | None = None,
     on_failure: Literal["raise", "return"] = "raise",
 ) -> EntropicPlan:
@@ -218,11 +215,9 @@ def sinkhorn(
 
     Args:
         mu, nu: `Particles` or `Grid` on the same space; batches broadcast, labels are ignored.
-        eps: regularisation, > 0, in units of the cost.
+        eps: regularisation, > 0, in units of the cost, or `Sinkhorn` with tolerance, budget and engine.
         cost: a `Cost` such as `PowerCost(p)` or `BilinearCost(A)`, or a function c(x, y) that broadcasts
             (*batch, n, 1, d) against (*batch, 1, m, d); the squared geodesic distance by default.
-        engine: who computes, `NewtonSinkhorn()` by default, or `POT()` or `GeomLoss()`.
-        tol: L1 marginal error to be reached; max_iter: limit on the sweeps.
         start: the solution of a nearby problem of the same shape.
         on_failure: "raise" a `ConvergenceError` that carries the plan, or "return" the plan with its status.
 
@@ -236,7 +231,8 @@ def sinkhorn(
     >>> round(plan.transport_cost.item(), 4)
     2.0
     """
-    plan = _solve(_problem_of(mu, nu, eps, cost), engine, tol, max_iter, start)
+    options = as_options(eps)
+    plan = _solve(_problem_of(mu, nu, options.eps, cost), options, start)
     plan = replace(plan, regularised_cost=_cast(plan.regularised_cost, mu.dtype))
     return _trusted(plan) if checks.raises(on_failure) else plan
 
@@ -252,17 +248,15 @@ def _problem_of(mu: Measure, nu: Measure, eps: float, cost: Any) -> EntropicProb
     both = pair(mu, nu)
     if nu is mu:  # say so, and the symmetric iteration is used
         both = both._replace(y=both.x, v=both.w)
-    return _problem(both, as_cost(cost), checks.positive(eps, "eps"))
+    return _problem(both, as_cost(cost), eps)
 
 
-def _solve(
-    problem: EntropicProblem, engine: Engine | None, tol: float, max_iter: int, start: EntropicPlan | None
-) -> EntropicPlan:
-    engine, tol, max_iter = options(engine, tol, max_iter)
+def _solve(problem: EntropicProblem, options: Sinkhorn, start: EntropicPlan | None) -> EntropicPlan:
+    tol = options.tol
     with torch.no_grad():
         G = _start(problem, start)
         kernel = problem.kernel()
-        s = _legible(kernel, scale(kernel, engine, tol=tol, max_iter=max_iter, start=G), tol)
+        s = _legible(kernel, scale(kernel, options.scaler, tol=tol, max_iter=options.max_iter, start=G), tol)
         f, g = problem.potentials(s)
     value, batch = problem.value(s), problem.pair.batch
     codes = status.names(s.codes.reshape(batch))
@@ -316,12 +310,9 @@ def _worst(codes: Any) -> str:
 def sinkhorn_divergence(
     mu: Measure,
     nu: Measure,
-    eps: float,
+    eps: float | Sinkhorn,
     *,
     cost: Any = None,
-    engine: Engine | None = None,
-    tol: float = 1e-9,
-    max_iter: int = 10_000,
 ) -> Tensor:
     """OT_eps(mu, nu) - (OT_eps(mu, mu) + OT_eps(nu, nu)) / 2, shape (*batch,) (Feydy et al. 2019, (3)).
 
@@ -338,18 +329,19 @@ def sinkhorn_divergence(
     >>> round(sinkhorn_divergence(mu, nu, eps=10.0).item(), 6)  # a translation by 2
     4.0
     """
+    options = as_options(eps)
     if isinstance(mu, Gaussian):
         from otflow.transport.bures.entropic import gaussian_sinkhorn_divergence
 
         rule = "Gaussians are compared by the squared distance"
         checks.require(cost is None, "cost", cost, rule, "leave cost out")
-        return gaussian_sinkhorn_divergence(mu, checks.instance(nu, Gaussian, "nu"), eps)
+        return gaussian_sinkhorn_divergence(mu, checks.instance(nu, Gaussian, "nu"), options.eps)
     pairs = (mu, nu), (mu, mu), (nu, nu)
     known: dict[tuple[int, int], EntropicPlan] = {}  # a measure against itself is one problem, not three
     for one, other in pairs:
         if (id(one), id(other)) not in known:
-            problem = _problem_of(one, other, eps, cost)
-            known[id(one), id(other)] = _solve(problem, engine, tol, max_iter, None)
+            problem = _problem_of(one, other, options.eps, cost)
+            known[id(one), id(other)] = _solve(problem, options, None)
     plans = [known[id(one), id(other)] for one, other in pairs]
     across, own, other_own = (plan.regularised_cost for plan in plans)
     value = across - (own + other_own) / 2
