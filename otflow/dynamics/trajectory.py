@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks, status
-from otflow.base.errors import ConvergenceError, MissingExtraError
+from otflow.base.errors import ConvergenceError
 from otflow.base.tangent import align
+from otflow.dynamics.dataset import pack, unpack
 from otflow.measures import Measure
 from otflow.measures.base import pick
 from otflow.measures.parts import alike, fixed
@@ -188,19 +189,40 @@ class Trajectory:
             still, torch.zeros_like(change), change / torch.where(still, torch.ones_like(dt), dt)
         )
 
-    def to_xarray(self) -> xarray.Dataset:
-        """Coordinates and observables as an `xarray.Dataset` (needs the extra ``xarray``)."""
-        try:
-            import xarray
-        except ImportError as error:
-            raise MissingExtraError("to_xarray needs xarray: pip install 'otflow[xarray]'") from error
-        mu = self.stacked
-        pieces = dict(zip(mu.names, mu.coords, strict=True)) | dict(self.observed)
-        arrays = {
-            name: (_dims(name, value, self.final.batch), value.detach().cpu().numpy())
-            for name, value in pieces.items()
-        }
-        return xarray.Dataset(arrays, coords={"t": self.ts.cpu().numpy()}, attrs={"status": str(self.status)})
+    def to_xarray(self, batch: Sequence[str] | None = None) -> xarray.Dataset:
+        """All of it as an `xarray.Dataset` (needs the extra ``xarray``), which `from_xarray` reads back.
+
+        Axes are ``t``, those of the batch, and ``token``, ``coordinate`` for `Particles`; ``coordinate``,
+        ``column`` for `Gaussian`; ``x``, ``y``, ``z`` with the centres of cells for `Grid`; ``level`` for
+        `Quantiles`. Variables are the coordinates of the measure, the observables (``observed_x`` where the
+        name x is taken) and the certificates (``certificate_residual``). Weights ``w``, ``label``,
+        ``status``, ``ended`` and ``blow_up_time`` are coordinates of the dataset, the rest are attributes. It
+        can be written with ``ds.to_netcdf``, in netCDF 3 as well. Gradients and devices are left behind.
+
+        Args:
+            batch: names of the batch axes, such as ("temperature", "seed"); by default batch0, batch1, ...
+
+        >>> import otflow as of
+        >>> field = of.SoftmaxAttention([[1.0]], [[1.0]], [[-1.0]])
+        >>> traj = of.flow(of.Particles([[[1.0], [2.0]]] * 3), field, of.RK4(), t1=1.0, dt=0.25)
+        >>> ds = traj.to_xarray(batch=["seed"])
+        >>> dict(ds["x"].sizes), ds["status"].values.tolist()
+        ({'t': 5, 'seed': 3, 'token': 2, 'coordinate': 1}, ['ok', 'ok', 'ok'])
+        """
+        return pack({one.name: getattr(self, one.name) for one in fields(self)}, batch)
+
+    @classmethod
+    def from_xarray(cls, ds: xarray.Dataset) -> Trajectory:
+        """The trajectory of which ``ds`` is the dataset, bit for bit; also of a part, ``ds.isel(batch0=0)``.
+
+        >>> import otflow as of
+        >>> field = of.SoftmaxAttention([[1.0]], [[1.0]], [[-1.0]])
+        >>> traj = of.flow(of.Particles([[1.0], [2.0]], w=[0.3, 0.7]), field, of.RK4(), t1=1.0, dt=0.25)
+        >>> again = of.Trajectory.from_xarray(traj.to_xarray())
+        >>> again, bool((again.x == traj.x).all())
+        (Trajectory(5 times in [0, 1], Particles(n=2, d=1, weighted, space=Euclidean()), status='ok'), True)
+        """
+        return cls(**unpack(ds))
 
     def __repr__(self) -> str:
         ended = status.summary(self.status)
@@ -278,10 +300,3 @@ def _same(mu: Measure, nu: Measure) -> bool:
 
 def _plain(status: Any) -> Any:
     return str(status) if np.ndim(status) == 0 else status
-
-
-def _dims(name: str, value: Tensor, batch: torch.Size) -> list[str]:
-    """Time, then the batch if the value has its axes, then axes of its own."""
-    shared = [f"batch{i}" for i in range(len(batch))] if value.shape[1 : 1 + len(batch)] == batch else []
-    own = [f"{name}_dim{i}" for i in range(value.ndim - 1 - len(shared))]
-    return ["t", *shared, *own]
