@@ -11,6 +11,7 @@ kept as they are where that loses nothing, and the attribute ``torch_dtype`` say
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -132,12 +133,10 @@ def _free(name: str, prefix: str, taken: set[str]) -> str:
 
 
 def _attributes(run: Mapping[str, Any]) -> dict[str, Any]:
-    from otflow import __version__
-
     mu = run["measures"][-1]
     space = fixed(mu).get("space")
     return {
-        "otflow": __version__,
+        "otflow": sys.modules["otflow"].__version__,  # loaded, since it holds this module
         "measure": type(mu).__name__,
         "dtype": str(mu.dtype).removeprefix("torch."),
         **({} if space is None else _described(space)),
@@ -149,8 +148,8 @@ def _attributes(run: Mapping[str, Any]) -> dict[str, Any]:
 
 def _described(space: Space) -> dict[str, Any]:
     """The kind of a space and its numbers, such as the period of a torus."""
-    own = fields(space) if is_dataclass(space) else ()
-    return {"space": type(space).__name__} | {f"space_{f.name}": getattr(space, f.name) for f in own}
+    own: list[str] = [one.name for one in fields(space)] if is_dataclass(space) else []
+    return {"space": type(space).__name__} | {f"space_{name}": getattr(space, name) for name in own}
 
 
 def _run(run: Mapping[str, Any], axes: tuple[str, ...]) -> dict[str, Variable]:

@@ -189,6 +189,33 @@ class Trajectory:
             still, torch.zeros_like(change), change / torch.where(still, torch.ones_like(dt), dt)
         )
 
+    def plot(self, ax: Any = None) -> Any:
+        """The natural picture, as `otflow.plot.trajectory` draws it: ways, ellipses, or densities.
+
+        Args:
+            ax: matplotlib's axes, by default the current ones of pyplot; they are returned.
+
+        >>> import otflow as of
+        >>> field = of.SoftmaxAttention([[1.0]], [[1.0]], [[-1.0]])
+        >>> traj = of.flow(of.Particles([[1.0], [2.0]]), field, of.RK4(), t1=1.0, dt=0.25)
+        >>> _, axes = of.plot.figure()
+        >>> traj.plot(axes[0, 0]).get_xlabel()
+        't'
+        """
+        from otflow.plot import trajectories
+
+        return trajectories.trajectory(self, ax=ax)
+
+    def animate(self, interval: float = 50.0, frames: int | None = None) -> Any:
+        """A film, ``interval`` milliseconds per save time, as `otflow.plot.animate` makes it.
+
+        A notebook plays it; elsewhere ``traj.animate().save("run.gif", writer="pillow")``. It is one of
+        matplotlib's `FuncAnimation`.
+        """
+        from otflow.plot import trajectories
+
+        return trajectories.animate(self, interval=interval, frames=frames)
+
     def to_xarray(self, batch: Sequence[str] | None = None) -> xarray.Dataset:
         """All of it as an `xarray.Dataset` (needs the extra ``xarray``), which `from_xarray` reads back.
 
