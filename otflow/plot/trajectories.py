@@ -86,11 +86,11 @@ def animate(traj: Trajectory, *, interval: float = 50.0, frames: int | None = No
     scene = _scene(traj.final, traj)
     fig, axes = figure(spatial=isinstance(traj.final, Particles) and traj.final.d == 3)
     ax = axes[0, 0]
-    limits = _limits(ax, scene, len(traj))
+    limits = _limits(ax, scene, _tell_all(traj))
 
     def draw(k: int) -> list[Any]:
         with mpl.rc_context(STYLE):
-            ax.clear()
+            _wipe(ax)
             scene(ax, k)
             ax.set(**limits, title=f"t = {float(traj.ts[k]):.3g}")
         return []
@@ -98,10 +98,23 @@ def animate(traj: Trajectory, *, interval: float = 50.0, frames: int | None = No
     return Film(fig, draw, frames=chosen, init_func=lambda: draw(chosen[0]), interval=interval, blit=False)
 
 
-def _limits(ax: Axes, scene: Scene, times: int) -> dict[str, tuple[float, float]]:
+def _wipe(ax: Axes) -> None:
+    """Take what was drawn from the axes; clearing them would make new ticks, in matplotlib's own style."""
+    legend = ax.get_legend()
+    for artist in [*ax.lines, *ax.collections, *ax.patches, *ax.images, *([legend] if legend else [])]:
+        artist.remove()
+
+
+def _tell_all(traj: Trajectory) -> list[int]:
+    """Frames that together reach as far as all do: the last one where it shows the whole way."""
+    ways = isinstance(traj.final, Particles) or traj.final.batch
+    return [len(traj) - 1] if ways else _spread(len(traj), 40)
+
+
+def _limits(ax: Axes, scene: Scene, times: list[int]) -> dict[str, tuple[float, float]]:
     """Limits that hold every frame, and a layout that stays."""
     with mpl.rc_context(STYLE):
-        for k in _spread(times, 40):
+        for k in times:
             scene(ax, k)
         ax.set_title("t")
     fig: Any = ax.figure
@@ -126,7 +139,8 @@ def _problem(traj: Trajectory) -> tuple[str, str] | None:
     mu = traj.final
     d, most, remedy = _dimension(mu)
     if mu.batch and not (isinstance(mu, Gaussian) and d == 2):
-        return "a picture shows one measure, and this is a batch", "pick a member: traj.member(0).plot()"
+        index = 0 if len(mu.batch) == 1 else (0,) * len(mu.batch)
+        return "a picture shows one measure, and this is a batch", f"pick a member: traj.member({index})"
     if d > most:
         return f"pictures of {type(mu).__name__} have at most {most} dimensions, and this has {d}", remedy
     return None
@@ -207,14 +221,14 @@ def _curve(traj: Trajectory, ax: Axes, k: int, color: Any = None) -> None:
     shade = _colour(traj, k) if color is None else color
     mu = traj[k]
     if isinstance(mu, Gaussian):
-        x, rho = _bell(traj, mu)
+        x, rho = _bell(mu)
         ax.plot(x, rho, color=shade)
         ax.set(xlabel="x", ylabel="density")
     else:
         density(mu, ax=ax, color=shade)
 
 
-def _bell(traj: Trajectory, mu: Gaussian) -> tuple[np.ndarray, np.ndarray]:
+def _bell(mu: Gaussian) -> tuple[np.ndarray, np.ndarray]:
     """The density of a Gaussian on the line over four standard deviations; a point has none."""
     mean, deviation = float(mu.mean[0]), math.sqrt(float(mu.cov[0, 0]))
     z = np.linspace(-4, 4, 201)
@@ -250,14 +264,14 @@ def _scale(traj: Trajectory) -> ScalarMappable:
 
 
 def _colour(traj: Trajectory, k: int) -> Any:
-    return _scale(traj).to_rgba(float(traj.ts[k]))
+    return _scale(traj).to_rgba(array(traj.ts[k]))
 
 
 def _bar(traj: Trajectory, ax: Axes) -> Axes:
     if len(traj) > 1:
         with mpl.rc_context(STYLE):
             bar = ax.figure.colorbar(_scale(traj), ax=ax, label="t", shrink=0.8)
-            bar.outline.set_visible(False)  # type: ignore[operator]
+            bar.outline.set_visible(False)
     return ax
 
 
