@@ -273,8 +273,8 @@ def _read_space(attributes: Mapping[Any, Any]) -> Space:
     name = attributes["space"]
     rule, remedy = f"only {', '.join(SPACES)} can be built again", "build the measures from ds by hand"
     checks.require(name in SPACES, "ds.attrs['space']", name, rule, remedy)
-    own = {str(k).removeprefix("space_"): float(v) for k, v in attributes.items() if k[:6] == "space_"}
-    return SPACES[name](**own)
+    kind: Any = SPACES[str(name)]
+    return kind(**{one.name: float(attributes[f"space_{one.name}"]) for one in fields(kind)})
 
 
 def _read_records(ds: xarray.Dataset, role: str) -> dict[str, Tensor]:

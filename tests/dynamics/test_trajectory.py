@@ -157,6 +157,15 @@ def test_a_certificate_that_one_run_does_not_have_is_not_known_there() -> None:
     assert cost.isnan().tolist() == [True] * 3 + [False] * 2
 
 
+def test_a_run_that_was_cut_short_can_be_continued() -> None:
+    first = failed()
+    second = of.flow(first.final, PULL, of.Euler(), t0=float(first.ts[-1]), t1=1.0, dt=0.1)
+    joined = first.join(second)
+    assert (first.status, joined.status, joined.steps) == ("budget", "ok", 10)
+    assert torch.equal(joined.x[-1], second.x[-1])
+    assert joined.message == first.message != ""
+
+
 def test_joints_refuse_what_does_not_follow_on() -> None:
     mu = of.Particles(normal(3, 2))
     first = run(mu)
