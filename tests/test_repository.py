@@ -89,6 +89,11 @@ def part(name: str) -> str:
     return name
 
 
+def exceptions() -> set[tuple[str, str]]:
+    """Arrows that may point up: for the type checker only, or only while a method runs."""
+    return {*RULES["types_only"].items(), *RULES["when_called"].items()}
+
+
 def functions(path: Path) -> Iterator[tuple[str, int]]:
     """Name and number of lines of every function body, docstring left out."""
     for node in ast.walk(tree(path)):
@@ -107,7 +112,7 @@ def test_every_module_has_a_place_in_the_layers_and_every_place_a_module() -> No
 
 
 def test_imports_point_downwards_at_every_depth() -> None:
-    allowed = set(RULES["types_only"].items())
+    allowed = exceptions()
     upward = [
         f"{name} imports {other}"
         for name, used in arrows().items()
@@ -119,7 +124,7 @@ def test_imports_point_downwards_at_every_depth() -> None:
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    allowed = set(RULES["types_only"].items())
+    allowed = exceptions()
     graph = {
         name: {other for other in used if (name, other) not in allowed} for name, used in arrows().items()
     }
@@ -138,6 +143,23 @@ def test_arrows_for_the_type_checker_are_for_nobody_else() -> None:
             home(one) for node in tree(MODULES[name]).body if node not in guarded for one in _names(node)
         }
         assert other not in plain
+
+
+def test_arrows_of_a_call_stand_inside_functions() -> None:
+    for name, other in RULES["when_called"].items():
+        found = [node for node in ast.walk(tree(MODULES[name])) if other in {home(one) for one in _own(node)}]
+        inside = {
+            id(node)
+            for function in ast.walk(tree(MODULES[name]))
+            if isinstance(function, ast.FunctionDef)
+            for node in ast.walk(function)
+        }
+        assert found
+        assert all(id(node) in inside for node in found)
+
+
+def _own(node: ast.AST) -> list[str]:
+    return list(_names(node)) if isinstance(node, ast.Import | ast.ImportFrom) else []
 
 
 def _names(node: ast.AST) -> Iterator[str]:

@@ -29,6 +29,22 @@ def names(codes: Tensor) -> Any:
     return str(table) if codes.ndim == 0 else table
 
 
+def summary(status: Any) -> str:
+    """The status of one problem, or how often each occurs in a batch.
+
+    >>> import numpy as np
+    >>> from otflow.base.status import summary
+    >>> summary("ok"), summary(np.array(["ok", "blow_up", "ok"]))
+    ('ok', 'ok x 2, blow_up x 1')
+    """
+    if np.ndim(status) == 0:
+        return str(status)
+    found, counts = np.unique(np.asarray(status), return_counts=True)
+    table = dict(zip(found.tolist(), counts.tolist(), strict=True))
+    known = [name for name in STATUSES if name in table]
+    return ", ".join(f"{name} x {table[name]}" for name in [*known, *sorted(table.keys() - set(known))])
+
+
 def brief(values: Tensor) -> str:
     """A number for one problem, the shape of the batch for several.
 

@@ -27,13 +27,16 @@ class Recorder:
     observed: dict[str, list[Tensor]] = field(default_factory=dict)
     worst: dict[str, Tensor] = field(default_factory=dict)
     certificates: list[dict[str, Tensor]] = field(default_factory=list)
+    moved: bool = False  # whether a step was taken since the last save
+    rests: list[bool] = field(default_factory=list)  # whether none was taken before a save, as at t0
 
     def save(self, t: float, mu: Measure) -> None:
         values = {name: self._value(name, f(mu)) for name, f in self.observe.items()}
         self.ts.append(t)
         self.measures.append(mu)
         self.certificates.append(self.worst)
-        self.worst = {}
+        self.rests.append(not self.moved)
+        self.worst, self.moved = {}, False
         for name, value in values.items():
             self.observed.setdefault(name, []).append(value)
 
@@ -52,17 +55,23 @@ class Recorder:
         return out
 
     def certify(self, step: Step) -> None:
+        self.moved = True
         for name, value in step.certificate.items():
             self.worst[name] = torch.fmax(self.worst[name], value) if name in self.worst else value
 
     def certificate_table(self) -> dict[str, Tensor]:
-        """Worst values between saves; NaN where no step was taken, as at t0."""
-        names = {name for row in self.certificates for name in row}
-        nan = torch.tensor(torch.nan, dtype=torch.float64)
-        return {
-            k: torch.stack(torch.broadcast_tensors(*(row.get(k, nan) for row in self.certificates)))
-            for k in sorted(names)
-        }
+        """Worst values between saves: 0 where no step was taken, as at t0, and NaN where one left nothing.
+
+        No step is a step of length 0: it costs nothing, leaves no residual, and in the energy inequality
+        there is equality. So the largest value of a run is a number, unless something is really not known.
+        """
+        known = {name: value for row in self.certificates for name, value in row.items()}
+        return {name: self._column(name, known[name]) for name in sorted(known)}
+
+    def _column(self, name: str, like: Tensor) -> Tensor:
+        blank = {True: torch.zeros_like(like), False: torch.full_like(like, torch.nan)}
+        rows = zip(self.certificates, self.rests, strict=True)
+        return torch.stack(torch.broadcast_tensors(*(row.get(name, blank[rest]) for row, rest in rows)))
 
 
 def observables(observe: Observables | None) -> Observables:

@@ -47,7 +47,8 @@ class TwistedGeodesic:
     status: Any
 
     def __repr__(self) -> str:
-        return f"TwistedGeodesic(upper={self.upper}, lower={self.lower}, status={self.status!r})"
+        ended = status.summary(self.status)
+        return f"TwistedGeodesic(upper={self.upper}, lower={self.lower}, status={ended!r})"
 
     @property
     def distance(self) -> Tensor:

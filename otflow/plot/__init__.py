@@ -10,11 +10,14 @@ from otflow.plot.densities import density
 from otflow.plot.gaussians import cone, disk, ellipses
 from otflow.plot.stability import ladder
 from otflow.plot.style import COLOURS, FAINT, INK, PAPER, SEQUENCE, STYLE, figure, panel, spatial
+from otflow.plot.trajectories import animate, trajectory
 
 __all__ = [
     "figure",
     "panel",
     "spatial",
+    "trajectory",
+    "animate",
     "particles",
     "trails",
     "density",

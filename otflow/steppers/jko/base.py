@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from otflow.base import checks
-from otflow.base.status import names
+from otflow.base.status import names, summary
 from otflow.energies import Energy
 from otflow.measures import Measure
 from otflow.metrics import Metric
@@ -54,7 +54,7 @@ class Move:
     state: Any = None
 
     def __repr__(self) -> str:
-        return f"Move(to {self.mu!r}, status={self.status!r})"
+        return f"Move(to {self.mu!r}, status={summary(self.status)!r})"
 
     @property
     def status(self) -> Any:

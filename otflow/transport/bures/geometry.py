@@ -274,7 +274,8 @@ class AffineMap:
         return _push(x, self)
 
     def __repr__(self) -> str:
-        return f"AffineMap(matrix of shape {tuple(self.matrix.shape)}, status={self.status!r})"
+        ended = status.summary(self.status)
+        return f"AffineMap(matrix of shape {tuple(self.matrix.shape)}, status={ended!r})"
 
 
 def _apply(matrix: Tensor, x: Tensor) -> Tensor:
