@@ -56,7 +56,7 @@ FIELDS: dict[str, Maker] = {
     "sigmoid": _maker(of.SigmoidAttention, 1.5),
     "unnormalised": _maker(of.UnnormalisedAttention, 0.5),
     "multi-head": _heads,
-    "Sinkhorn": _maker(of.SinkhornAttention, tol=1e-11),
+    "Sinkhorn": _maker(of.SinkhornAttention, eps=of.Sinkhorn(1.0, tol=1e-11)),
     "masked softmax": _maker(of.SoftmaxAttention, causal=True),
     "masked L2": _maker(of.L2Attention, 0.8, causal=True),
     "masked multi-head": partial(_heads, causal=True),
