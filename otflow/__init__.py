@@ -51,7 +51,7 @@ _HOME = {  # module -> its public names
     "dynamics.energy_balance": "EnergyBalance energy_balance balance_order",
     "stability": "coupled Coupled ladder Ladder adversary Adversary a_priori a_posteriori local_constant",
 }
-_MODULES = ("closed_forms", "observables", "papers", "plot", "stability")
+_MODULES = ("closed_forms", "nn", "observables", "papers", "plot", "stability")
 _WHERE = {name: module for module, names in _HOME.items() for name in names.split()}
 
 __all__ = [
@@ -170,6 +170,7 @@ __all__ = [
     "limit",
     "local_constant",
     "mmd",
+    "nn",
     "observables",
     "papers",
     "path_action",
@@ -207,6 +208,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     import otflow.closed_forms as closed_forms
+    import otflow.nn as nn
     import otflow.observables as observables
     import otflow.papers as papers
     import otflow.plot as plot

@@ -87,10 +87,6 @@ class Parametric:
     anonymous: ClassVar[tuple[str, ...]] = ()  # attributes that add nothing to a name: Q, not Q.value
     aside: ClassVar[tuple[str, ...]] = ("switches",)  # attributes that are no weights, such as times
 
-    def holdings(self) -> dict[str, Any]:
-        """What it holds, by name, as it is rather than as it is derived."""
-        return {name: value for name, value in vars(self).items() if name not in self.aside}
-
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """The leaf tensors that require a gradient, each once, by name.
 
@@ -178,8 +174,9 @@ def convert(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Parametric):
-        for name, inner in value.holdings().items():
-            yield "" if name in value.anonymous else name, inner
+        for name, inner in vars(value).items():
+            if name not in value.aside:
+                yield "" if name in value.anonymous else name, inner
     elif isinstance(value, tuple | list):
         yield from ((str(i), inner) for i, inner in enumerate(value))
     elif isinstance(value, dict):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -28,9 +26,6 @@ class Towards(Energy):
 
     def __init__(self, target: Measure) -> None:
         self.target: Measure = checks.instance(target, Measure, "target")
-
-    def holdings(self) -> dict[str, Any]:
-        return super().holdings() | {"target": tuple(self.target.coords)}
 
     def admit(self, mu: Measure) -> None:
         """Refuse measures that live elsewhere than the target, or are of another kind."""

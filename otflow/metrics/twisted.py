@@ -12,7 +12,7 @@ from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.errors import InputError
-from otflow.base.linalg import sqrtm
+from otflow.base.linalg import sqrtm, symmetric
 from otflow.base.parameters import Derived
 from otflow.base.spaces import Euclidean, Torus
 from otflow.base.tangent import Tangent
@@ -98,7 +98,7 @@ def _spd(m: Tensor) -> Tensor:
     low = torch.linalg.eigvalsh(m.detach())[0].item()
     rule = "the matrix of a metric is positive definite"
     checks.require(low > 0, "min eigenvalue of matrix", low, rule, "shift or replace it")
-    return m
+    return symmetric(m)  # so that its gradient is symmetric too, and steps along it keep it so
 
 
 # --- at a measure --------------------------------------------------------------------------------------
