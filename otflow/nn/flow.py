@@ -70,8 +70,10 @@ class Flow(nn.Module):
         return mu if isinstance(x, Measure) else mu.coords[0]
 
     def _run(self, mu: Measure, start: float, end: float) -> Measure:
-        field, ends = self.field.velocity_field, [end]
-        traj = flow(mu, field, self.stepper, t0=start, t1=end, dt=self.dt, save_at=ends)
+        field = self.field.velocity_field
+        # A flow ends a step at each multiple of dt by default, which matters after a jump; else one save does.
+        save_at = None if self._jumps(start, end) and self.dt else [end]
+        traj = flow(mu, field, self.stepper, t0=start, t1=end, dt=self.dt, save_at=save_at)
         found = set(np.atleast_1d(traj.status).ravel().tolist())
         if found != {"ok"}:
             raise FlowError(f"status {', '.join(sorted(found))} before t = {end:g}: {traj.message}.", traj)
@@ -87,14 +89,18 @@ class Flow(nn.Module):
             return mu.at(checkpoint(run, *mu.coords, use_reentrant=False))
 
     def _stretches(self) -> Iterator[tuple[float, float]]:
-        """About sqrt(N) intervals of as many steps; the field's jumps are ends, since steps restart there."""
-        dt = float(self.dt or math.inf)
-        many = math.ceil(math.sqrt((self.t1 - self.t0) / dt))
-        jumps = [s for s in self.field.velocity_field.switches if self.t0 < s < self.t1]
-        for start, end in zip([self.t0, *jumps], [*jumps, self.t1], strict=True):
-            cuts = math.ceil((end - start) / (many * dt) * (1 - 1e-10))
-            times = [start + k * many * dt for k in range(cuts)]
-            yield from zip(times, [*times[1:], end], strict=True)
+        """About sqrt(N) intervals of as many steps; an end within rounding of a jump is the jump itself."""
+        steps = (self.t1 - self.t0) / float(self.dt or math.inf)
+        length = math.ceil(math.sqrt(steps)) * float(self.dt or math.inf)
+        hair = 1e-9 * length
+        times = [self.t0]
+        for k in range(1, math.ceil((self.t1 - self.t0 - hair) / length)):
+            t = self.t0 + k * length
+            times.append(next(iter(self._jumps(t - hair, t + hair)), t))
+        return zip(times, [*times[1:], self.t1], strict=True)
+
+    def _jumps(self, start: float, end: float) -> list[float]:
+        return [s for s in self.field.velocity_field.switches if start < s < end]
 
     def extra_repr(self) -> str:
         step = "" if self.dt is None else f", dt={self.dt:g}"
