@@ -71,7 +71,7 @@ class Flow(nn.Module):
 
     def _run(self, mu: Measure, start: float, end: float) -> Measure:
         field = self.field.velocity_field
-        # A flow ends a step at each multiple of dt by default, which matters after a jump; else one save does.
+        # By default a flow ends a step at each multiple of dt, which matters after a jump; else one will do.
         save_at = None if self._jumps(start, end) and self.dt else [end]
         traj = flow(mu, field, self.stepper, t0=start, t1=end, dt=self.dt, save_at=save_at)
         found = set(np.atleast_1d(traj.status).ravel().tolist())
