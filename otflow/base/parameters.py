@@ -22,7 +22,8 @@ Raw = Tensor | tuple[Tensor, ...]
 
 def live(a: Tensor) -> bool:
     """Whether a tensor is held itself rather than copied: it requires a gradient, or may later."""
-    return a.requires_grad or isinstance(a, nn.Parameter)
+    # The plain case first: torch's test of what is a parameter is slow, and this is asked at every stage.
+    return a.requires_grad or (type(a) is not Tensor and isinstance(a, nn.Parameter))
 
 
 def held(value: Any, name: str) -> Raw:

@@ -35,26 +35,25 @@ class Constant(Weight):
 
     varies: ClassVar[bool] = False
     anonymous: ClassVar[tuple[str, ...]] = ("value",)
-    value = Derived[Tensor]()
 
     def __init__(self, value: Any, name: str = "value") -> None:
         self.value = held(value, name)
-        value = self.value
-        fixed = not live(value)  # one that learns may be the identity now, but not for good
-        self.unit = fixed and value.ndim == 2 and value.shape[0] == value.shape[1] and _is_identity(value)
+        # One that learns may be the identity now, but not for good.
+        self.unit = isinstance(self.value, Tensor) and not live(self.value) and _is_identity(self.value)
 
-    def __call__(self, t: Tensor) -> Tensor:
-        return self.value
+    def __call__(self, t: Tensor | None = None) -> Tensor:
+        return self.value if isinstance(self.value, Tensor) else torch.stack(self.value)
 
     def pick(self, which: Tensor, keep: int = 2) -> Weight:
-        if self.value.ndim <= keep:
+        value = self()
+        if value.ndim <= keep:
             return self
-        tail = self.value.shape[-keep:]
-        return Constant(self.value.expand(*which.shape, *tail)[which])
+        return Constant(value.expand(*which.shape, *value.shape[-keep:])[which])
 
 
 def _is_identity(a: Tensor) -> bool:
-    return torch.equal(a, torch.eye(len(a), dtype=a.dtype, device=a.device))
+    square = a.ndim == 2 and a.shape[0] == a.shape[1]
+    return square and torch.equal(a, torch.eye(len(a), dtype=a.dtype, device=a.device))
 
 
 class Slice(Weight):
@@ -153,7 +152,7 @@ def weight(value: Any, name: str, ndim: int = 2) -> Weight:
     if callable(value) and not isinstance(value, Tensor | torch.nn.ParameterList):
         return Varying(value, name)
     constant = Constant(value, name)
-    shape = constant.value.shape
+    shape = constant().shape
     if len(shape) < ndim or 0 in shape:
         kind = "a matrix" if ndim == 2 else "a vector"
         rule = f"{kind} is needed, with batch axes in front if any"
