@@ -135,7 +135,11 @@ class Layers(Weight):
         self.switches = tuple(self.edges[1:-1].tolist())
 
     def __call__(self, t: Tensor) -> Tensor:
-        return self.values[torch.searchsorted(self.edges[1:-1].contiguous(), t.to(self.edges), right=True)]
+        layer = torch.searchsorted(self.edges[1:-1].contiguous(), t.to(self.edges), right=True)
+        raw = vars(self)["values"]
+        if isinstance(raw, tuple) and not layer.ndim:  # no stack, nor a gradient, of layers that are not used
+            return raw[int(layer)]
+        return self.values[layer]
 
 
 def _one_per_layer(values: Tensor) -> Tensor:

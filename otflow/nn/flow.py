@@ -23,8 +23,9 @@ from otflow.steppers import Stepper
 class Flow(nn.Module):
     """x(t0) -> x(t1), where x' = v(t, mu)(x) and mu is the law of the tokens: a deep residual network.
 
-    Its parameters are those of the field, under the names ``field.*``. A run that does not reach t1, be it
-    for a blow-up, raises `FlowError`.
+    Its parameters are those of the field, under the names ``field.*``. Tokens with weights, labels or a
+    space of their own come as a measure. A run that does not reach t1, be it for a blow-up, raises
+    `FlowError`.
 
     Args:
         field, stepper, t1, dt, t0: as in `flow`.
