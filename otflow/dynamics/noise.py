@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.parameters import Derived
 from otflow.base.tangent import Tangent
 from otflow.fields.weights import apply
 from otflow.measures import Gaussian, Measure, Particles
@@ -144,11 +145,13 @@ class Noise(ABC):
 class Scaled(Noise):
     """sigma dW with a constant sigma, a number or a (d, d) matrix."""
 
+    sigma = Derived[Tensor]()
+
     def __init__(
         self, sigma: Any, *, path: BrownianPath | None = None, rng: int | np.random.Generator | None = None
     ) -> None:
         super().__init__(path=path, rng=rng)
-        self.sigma = checks.tensor(sigma, "sigma")
+        self.sigma = sigma
         rule = "a number or a (d, d) matrix is needed"
         checks.require(self.sigma.ndim in (0, 2), "sigma.shape", self.sigma.shape, rule, "reshape it")
 

@@ -288,8 +288,7 @@ def _joined(one: Trajectory, two: Trajectory) -> Trajectory:
 
 def _glued(a: Tensor | None, b: Tensor | None, rows_a: int, rows_b: int) -> Tensor:
     """Certificates (T, ...) one after the other, without the first row of b; NaN for what is missing."""
-    given = a if a is not None else b
-    assert given is not None
+    given = next(v for v in (a, b) if v is not None)
     pieces = [
         given.new_full((n, *given.shape[1:]), torch.nan) if v is None else v
         for v, n in ((a, rows_a), (b, rows_b))

@@ -14,11 +14,12 @@ from otflow.base.algebra import Linear
 from otflow.base.derivatives import learns
 from otflow.base.errors import DerivativeError, InputError
 from otflow.base.matrices import of_energy, one_square
+from otflow.base.parameters import Derived, Parametric, tensors
 from otflow.base.tangent import Tangent
 from otflow.measures import Measure
 
 
-class Energy(Linear["Energy"], ABC):
+class Energy(Parametric, Linear["Energy"], ABC):
     """A functional F of measures: a value, and a differential by autograd unless a subclass knows better.
 
     >>> import torch
@@ -48,7 +49,7 @@ class Energy(Linear["Energy"], ABC):
 
     def wants_graph(self, mu: Measure) -> bool:
         """Whether the differential will itself be differentiated: in mu, or in parameters of the energy."""
-        return torch.is_grad_enabled() and mu.requires_grad
+        return torch.is_grad_enabled() and (mu.requires_grad or learns(*tensors(self)))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -91,12 +92,10 @@ class Sum(Energy):
 class MatrixEnergy(Energy):
     """An energy of the scores Ax.y between tokens, for one matrix A, which may be learnt."""
 
-    def __init__(self, A: Any, *, symmetric: bool = True) -> None:
-        A = one_square(A, "A")
-        self.A = of_energy(A, "A") if symmetric else A
+    A = Derived[Tensor](lambda A, name: of_energy(one_square(A, name), name))
 
-    def wants_graph(self, mu: Measure) -> bool:
-        return super().wants_graph(mu) or learns(self.A)
+    def __init__(self, A: Any) -> None:
+        self.A = A
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(d={len(self.A)})"

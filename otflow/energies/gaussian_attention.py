@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
-from otflow.base.derivatives import keep, learns
+from otflow.base.derivatives import keep
 from otflow.base.linalg import contraction
-from otflow.base.matrices import fitting
+from otflow.base.matrices import fitting, one_square
+from otflow.base.parameters import Derived
 from otflow.energies.base import Energy, MatrixEnergy, refuse_density
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.transport.bures.entropic import excess
@@ -49,8 +50,7 @@ class SquaredScores(MatrixEnergy):
     -2.0
     """
 
-    def __init__(self, A: Any) -> None:
-        super().__init__(A, symmetric=False)
+    A = Derived[Tensor](one_square)  # not symmetric in general
 
     def __call__(self, mu: Measure) -> Tensor:
         M = _second_moments(mu)
@@ -131,8 +131,10 @@ class L2Energy(Energy):
     -6.0
     """
 
+    K = Derived[Tensor]()
+
     def __init__(self, K: Any, c: float = 1.0) -> None:
-        self.K, self.c = checks.tensor(K, "K"), checks.number(c, "c")
+        self.K, self.c = K, checks.number(c, "c")
         good = self.K.ndim == 2 and 0 not in self.K.shape
         checks.require(good, "K.shape", self.K.shape, "a matrix is needed", "pass a (k, d) matrix")
 
@@ -143,9 +145,6 @@ class L2Energy(Energy):
             checks.fail("mu", repr(mu), rule, remedy)
         KR = fitting(self.K, "K", mu.d, mu.root) @ mu.root
         return self.c**2 / 4 * _spectral(KR.mT @ KR, _l2_value, _l2_slope)
-
-    def wants_graph(self, mu: Measure) -> bool:
-        return super().wants_graph(mu) or learns(self.K)
 
     def __repr__(self) -> str:
         return f"L2Energy(K={tuple(self.K.shape)}, c={self.c:g})"

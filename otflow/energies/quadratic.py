@@ -8,6 +8,7 @@ from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.matrices import fitting, of_energy, squares
+from otflow.base.parameters import Derived
 from otflow.base.tangent import Tangent
 from otflow.energies.base import Energy
 from otflow.energies.interaction import Interaction
@@ -29,10 +30,13 @@ class QuadraticPotential(Potential):
     2.5
     """
 
+    A = Derived[Tensor](lambda A, name: of_energy(squares(A, name), name))
+    b = Derived[Tensor]()
+
     def __init__(self, A: Any, b: Any = None) -> None:
-        self.A = of_energy(squares(A, "A"), "A")
-        zero = self.A.new_zeros(self.A.shape[-1])
-        self.b = zero if b is None else checks.alike(checks.tensor(b, "b"), "b", self.A, "A")
+        self.A = A
+        self.b = self.A.new_zeros(self.A.shape[-1]) if b is None else b
+        checks.alike(self.b, "b", self.A, "A")
         good = self.b.ndim and self.b.shape[-1] == self.A.shape[-1]
         checks.require(good, "b.shape", self.b.shape, f"A has shape {tuple(self.A.shape)}", "resize b")
         super().__init__(self._at)
@@ -60,8 +64,10 @@ class QuadraticInteraction(Interaction):
     0.5
     """
 
+    K = Derived[Tensor](lambda K, name: of_energy(squares(K, name), name))
+
     def __init__(self, K: Any) -> None:
-        self.K = of_energy(squares(K, "K"), "K")
+        self.K = K
         super().__init__(lambda x, y: half_square(x - y, self.K[..., None, :, :]))
 
     def __call__(self, mu: Measure) -> Tensor:

@@ -122,7 +122,7 @@ class Attention(TokenField):
             checks.fail("label", None, rule, "pass field.at(t, mu, points, label=...)")
         return label, mu.label
 
-    def parameters(self, t: Tensor) -> Iterator[Tensor]:
+    def tensors(self, t: Tensor) -> Iterator[Tensor]:
         return (f(t) for f in (self.Q, self.K, self.V))
 
     def pick(self, which: Tensor) -> Self | None:

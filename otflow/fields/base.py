@@ -16,6 +16,7 @@ from torch import Tensor
 from otflow.base import checks
 from otflow.base.algebra import Linear
 from otflow.base.errors import ConvergenceError, DerivativeError, NotFiniteError
+from otflow.base.parameters import Parametric, tensors
 from otflow.base.tangent import Tangent, as_tangent
 from otflow.measures import Gaussian, Measure, Particles
 
@@ -38,11 +39,11 @@ class Carry:
     parts: tuple[Carry | None, ...] = ()
 
 
-class VelocityField(Linear["VelocityField"]):
+class VelocityField(Parametric, Linear["VelocityField"]):
     """v(t, mu): the velocity with which mu moves, d/dt mu + div(mu v) = 0.
 
     To write your own, give `velocity`; fields with inner solvers give `evaluate` instead, which hands
-    a warm start on. Fields add, and scale by numbers.
+    a warm start on. Fields add, and scale by numbers. Tensors in attributes can be learnt: `parameters`.
 
     >>> import otflow as of
     >>> class Pull(of.VelocityField):
@@ -99,11 +100,11 @@ class VelocityField(Linear["VelocityField"]):
 
     def requires_grad(self, t: Tensor, mu: Measure) -> bool:
         """Whether a flow has to keep the graph of this field."""
-        return any(p.requires_grad for p in self.parameters(t))
+        return any(a.requires_grad for a in self.tensors(t))
 
-    def parameters(self, t: Tensor) -> Iterator[Tensor]:
-        """Tensors that a flow may be differentiated in, as they are at time t."""
-        return iter(())
+    def tensors(self, t: Tensor) -> Iterator[Tensor]:
+        """Tensors that a flow may be differentiated in, as they are at time t: by default all it holds."""
+        return tensors(self)
 
     def pick(self, which: Tensor) -> VelocityField | None:
         """The field on some members of a batch, given by a mask (*batch,); None if it cannot tell."""
@@ -217,8 +218,8 @@ class SumField(VelocityField):
         known = [(term, c) for term, c in zip(terms, self.factors, strict=True) if term is not None]
         return SumField(known) if len(known) == len(terms) else None
 
-    def parameters(self, t: Tensor) -> Iterator[Tensor]:
-        return (p for term in self.terms for p in term.parameters(t))
+    def tensors(self, t: Tensor) -> Iterator[Tensor]:
+        return (a for term in self.terms for a in term.tensors(t))
 
     def requires_grad(self, t: Tensor, mu: Measure) -> bool:
         return any(term.requires_grad(t, mu) for term in self.terms)

@@ -10,6 +10,8 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.derivatives import learns
+from otflow.base.parameters import tensors
 from otflow.base.tangent import Tangent
 from otflow.energies import Energy
 from otflow.energies.base import gradient
@@ -40,7 +42,7 @@ class SteepestDescent(VelocityField):
         """Refuse measures on which this is not the descent that was asked for."""
 
     def requires_grad(self, t: Tensor, mu: Measure) -> bool:
-        return self.energy.wants_graph(mu)
+        return self.energy.wants_graph(mu) or learns(*tensors(self.metric))
 
     def velocity(self, t: Tensor, mu: Measure) -> Tangent:
         self.admit(mu)

@@ -89,8 +89,8 @@ class MultiHead(TokenField):
     def __repr__(self) -> str:
         return f"MultiHead({list(self.heads)}{'' if self.mix is None else ', mix=...'})"
 
-    def parameters(self, t: Tensor) -> Iterator[Tensor]:
-        yield from (p for head in self.heads for p in head.parameters(t))
+    def tensors(self, t: Tensor) -> Iterator[Tensor]:
+        yield from (a for head in self.heads for a in head.tensors(t))
         yield from (w(t) for w in self.mix or ())
 
 

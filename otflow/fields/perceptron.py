@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.parameters import tensors
 from otflow.base.tangent import Tangent
 from otflow.fields.base import Carry, merged_switches
 from otflow.fields.tokens import TokenField
@@ -68,8 +69,9 @@ class Perceptron(TokenField):
     def __repr__(self) -> str:
         return f"Perceptron(activation={getattr(self.activation, '__name__', self.activation)})"
 
-    def parameters(self, t: Tensor) -> Iterator[Tensor]:
-        return (f(t) for f in (self.W, self.U, self.b) if f is not None)
+    def tensors(self, t: Tensor) -> Iterator[Tensor]:
+        yield from (f(t) for f in (self.W, self.U, self.b) if f is not None)
+        yield from tensors(self.activation)
 
 
 def _bias(b: Tensor, rows: int) -> Tensor:

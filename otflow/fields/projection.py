@@ -87,8 +87,8 @@ class GaussianProjection(TokenField):
     def _refuse(self, mu: Measure) -> NoReturn:
         checks.fail("mu", repr(mu), f"{self!r} moves Gaussians only", f"use the field itself, {self.field!r}")
 
-    def parameters(self, t: Tensor) -> Iterator[Tensor]:
-        return self.field.parameters(t)
+    def tensors(self, t: Tensor) -> Iterator[Tensor]:
+        return self.field.tensors(t)
 
     def requires_grad(self, t: Tensor, mu: Measure) -> bool:
         return self.field.requires_grad(t, mu)

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.parameters import Derived, Parametric, held, live
 from otflow.measures import Measure
 
 
-class Weight(ABC):
+class Weight(Parametric, ABC):
     """A matrix (or vector) that may depend on time."""
 
     switches: tuple[float, ...] = ()
@@ -33,22 +34,43 @@ class Constant(Weight):
     """A weight that every layer shares."""
 
     varies: ClassVar[bool] = False
+    anonymous: ClassVar[tuple[str, ...]] = ("value",)
 
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
-        square = value.ndim == 2 and value.shape[0] == value.shape[1] and not value.requires_grad
-        self.unit = square and torch.equal(
-            value, torch.eye(len(value), dtype=value.dtype, device=value.device)
-        )
+    def __init__(self, value: Any, name: str = "value") -> None:
+        self.value = held(value, name)
+        # One that learns may be the identity now, but not for good.
+        self.unit = isinstance(self.value, Tensor) and not live(self.value) and _is_identity(self.value)
 
-    def __call__(self, t: Tensor) -> Tensor:
-        return self.value
+    def __call__(self, t: Tensor | None = None) -> Tensor:
+        return self.value if isinstance(self.value, Tensor) else torch.stack(self.value)
 
     def pick(self, which: Tensor, keep: int = 2) -> Weight:
-        if self.value.ndim <= keep:
+        value = self()
+        if value.ndim <= keep:
             return self
-        tail = self.value.shape[-keep:]
-        return Constant(self.value.expand(*which.shape, *tail)[which])
+        return Constant(value.expand(*which.shape, *value.shape[-keep:])[which])
+
+
+def _is_identity(a: Tensor) -> bool:
+    square = a.ndim == 2 and a.shape[0] == a.shape[1]
+    return square and torch.equal(a, torch.eye(len(a), dtype=a.dtype, device=a.device))
+
+
+class Slice(Weight):
+    """factor * whole[rows, columns]: a block of a parameter in which torch stacks the heads of attention."""
+
+    varies: ClassVar[bool] = False
+    whole = Derived[Tensor]()
+
+    def __init__(self, whole: Tensor, rows: slice, columns: slice, factor: float = 1.0) -> None:
+        self.whole, self.rows, self.columns, self.factor = whole, rows, columns, factor
+
+    def __call__(self, t: Tensor) -> Tensor:
+        block = self.whole[self.rows, self.columns]
+        return block if self.factor == 1.0 else self.factor * block
+
+    def pick(self, which: Tensor, keep: int = 2) -> Weight:
+        return self
 
 
 class Varying(Weight):
@@ -57,6 +79,8 @@ class Varying(Weight):
     Members of an adaptive batch have clocks of their own; the function is then mapped over them, in one
     go if it is written in torch, one by one if not.
     """
+
+    anonymous: ClassVar[tuple[str, ...]] = ("f",)
 
     def __init__(self, f: Callable[[Tensor], Any], name: str) -> None:
         self.f, self.name = f, name
@@ -83,7 +107,7 @@ class Layers(Weight):
     at each inner edge, so that no step straddles a jump.
 
     Args:
-        values: (L, ...), one entry per layer.
+        values: (L, ...), one entry per layer; a list of parameters is kept as such, and each is learnt.
         edges: L + 1 increasing times; ``dt`` times 0..L if left out.
         dt: duration of a layer when ``edges`` is left out.
 
@@ -94,11 +118,12 @@ class Layers(Weight):
     (1.0, 2.0, (1.0,))
     """
 
+    anonymous: ClassVar[tuple[str, ...]] = ("values",)
+    aside: ClassVar[tuple[str, ...]] = ("edges", "switches")
+    values = Derived[Tensor](lambda values, name: _one_per_layer(values))
+
     def __init__(self, values: Any, edges: Any = None, *, dt: float = 1.0) -> None:
-        self.values = checks.tensor(values, "values")
-        good = self.values.ndim >= 1 and len(self.values)
-        rule = "one entry per layer is needed, (L, ...)"
-        checks.require(good, "values.shape", self.values.shape, rule, "stack the layers along the first axis")
+        self.values = values
         times = (
             checks.positive(dt, "dt") * torch.arange(len(self.values) + 1, dtype=torch.float64)
             if edges is None
@@ -111,21 +136,33 @@ class Layers(Weight):
         self.switches = tuple(self.edges[1:-1].tolist())
 
     def __call__(self, t: Tensor) -> Tensor:
-        return self.values[torch.searchsorted(self.edges[1:-1].contiguous(), t.to(self.edges), right=True)]
+        layer = torch.searchsorted(self.edges[1:-1].contiguous(), t.to(self.edges), right=True)
+        raw = vars(self)["values"]
+        if isinstance(raw, tuple) and not layer.ndim:  # no stack, nor a gradient, of layers that are not used
+            return raw[int(layer)]
+        return self.values[layer]
+
+
+def _one_per_layer(values: Tensor) -> Tensor:
+    good = values.ndim >= 1 and len(values)
+    rule = "one entry per layer is needed, (L, ...)"
+    checks.require(good, "values.shape", values.shape, rule, "stack the layers along the first axis")
+    return values
 
 
 def weight(value: Any, name: str, ndim: int = 2) -> Weight:
     """Any of the three kinds, from what a user passes as Q, K, V, ..."""
     if isinstance(value, Weight):
         return value
-    if callable(value) and not isinstance(value, Tensor):
+    if callable(value) and not isinstance(value, Tensor | torch.nn.ParameterList):
         return Varying(value, name)
-    value = checks.tensor(value, name)
-    if value.ndim < ndim or 0 in value.shape:
+    constant = Constant(value, name)
+    shape = constant().shape
+    if len(shape) < ndim or 0 in shape:
         kind = "a matrix" if ndim == 2 else "a vector"
         rule = f"{kind} is needed, with batch axes in front if any"
-        checks.fail(f"{name}.shape", tuple(value.shape), rule, f"reshape {name}")
-    return Constant(value)
+        checks.fail(f"{name}.shape", tuple(shape), rule, f"reshape {name}")
+    return constant
 
 
 def fits(w: Weight, name: str, keep: int, mu: Measure, t: Tensor) -> Tensor:

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.linalg import procrustes, widen
+from otflow.base.parameters import Parametric
 from otflow.base.tangent import Tangent
 from otflow.measures import Gaussian, Measure, Particles
 
 
-class Metric(ABC):
+class Metric(Parametric, ABC):
     """A Riemannian metric on measures, in the sense of Otto."""
 
     @abstractmethod

@@ -13,10 +13,11 @@ from otflow.base import checks
 from otflow.base.errors import NotFiniteError
 from otflow.base.kernels import attend
 from otflow.base.matrices import squares
+from otflow.base.parameters import Derived, Parametric
 from otflow.measures import Gaussian, Measure
 
 
-class Partition:
+class Partition(Parametric):
     """a_mu(x) = int exp(Ax.y) dmu(y): in ``Twisted(Partition(A))`` softmax attention with V = -A descends
     (1/2) iint exp(Ax.y) dmu dmu, if A is symmetric.
 
@@ -40,8 +41,10 @@ class Partition:
     tensor([  0.0000, 799.3069], dtype=torch.float64)
     """
 
+    A = Derived[Tensor](squares)
+
     def __init__(self, A: Any) -> None:
-        self.A = squares(A, "A")
+        self.A = A
 
     def log(self, mu: Measure, x: Tensor) -> Tensor:
         """log a_mu(x), (*batch, n), for x of shape (*batch, n, d)."""

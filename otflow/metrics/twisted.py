@@ -12,7 +12,8 @@ from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.errors import InputError
-from otflow.base.linalg import sqrtm
+from otflow.base.linalg import sqrtm, symmetric
+from otflow.base.parameters import Derived
 from otflow.base.spaces import Euclidean, Torus
 from otflow.base.tangent import Tangent
 from otflow.measures import Gaussian, Grid, Measure, Particles
@@ -41,6 +42,8 @@ class Twisted(Metric):
     tensor([0.5000, 0.1667], dtype=torch.float64)
     """
 
+    matrix = Derived[Tensor | None](lambda m, name: _spd(m))
+
     def __init__(
         self,
         weight: Callable[[Measure, Tensor], Tensor] | None = None,
@@ -49,7 +52,7 @@ class Twisted(Metric):
         frozen: bool = True,
     ) -> None:
         self.weight = None if weight is None else checks.function(weight, "weight")
-        self.matrix = None if matrix is None else _spd(checks.tensor(matrix, "matrix"))
+        self.matrix = matrix
         self.frozen = frozen
 
     def inner(self, mu: Measure, u: Tangent, v: Tangent) -> Tensor:
@@ -93,10 +96,10 @@ class Twisted(Metric):
 def _spd(m: Tensor) -> Tensor:
     good = m.ndim == 2 and m.shape[0] == m.shape[1] and torch.allclose(m, m.mT)
     checks.require(good, "matrix.shape", m.shape, "a symmetric (d, d) matrix is needed", "pass (M + M.T) / 2")
-    low = torch.linalg.eigvalsh(m)[0].item()
+    low = torch.linalg.eigvalsh(m.detach())[0].item()
     rule = "the matrix of a metric is positive definite"
     checks.require(low > 0, "min eigenvalue of matrix", low, rule, "shift or replace it")
-    return m
+    return symmetric(m)  # so that its gradient is symmetric too, and steps along it keep it so
 
 
 # --- at a measure --------------------------------------------------------------------------------------

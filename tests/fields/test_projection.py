@@ -423,7 +423,7 @@ def test_derivatives_reach_the_weights() -> None:
     field = of.GaussianProjection(SIGMOID(Q, K, V))
     mu = law(152, 2)
     assert field.requires_grad(torch.tensor(0.0), mu)
-    assert [id(p) for p in field.parameters(torch.tensor(0.0))] == [id(p) for p in (Q, K, V)]
+    assert [id(p) for p in field.tensors(torch.tensor(0.0))] == [id(p) for p in (Q, K, V)]
     assert torch.autograd.gradcheck(
         lambda *m: tuple(of.GaussianProjection(SIGMOID(*m))(0.0, mu)), (Q, K, V), atol=1e-6
     )

@@ -61,6 +61,15 @@ def test_values_keep_their_dtype_and_their_graph() -> None:
     assert values.grad[:, 0, 0].tolist() == [0.0, 1.0, 0.0]
 
 
+def test_of_a_list_of_parameters_only_the_layer_in_use_gets_a_gradient() -> None:
+    values = [torch.nn.Parameter(torch.full((2, 2), float(k))) for k in range(3)]
+    for layers in (of.Layers(values), of.Layers(torch.nn.ParameterList(values))):
+        assert layers(torch.tensor(1.5)) is values[1]
+        both = layers(torch.tensor([0.5, 2.5]))
+        assert both[:, 0, 0].tolist() == [0.0, 2.0]
+        assert [id(p) for p in layers.parameters()] == [id(p) for p in values]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -125,7 +125,7 @@ def test_a_sum_of_fields_jumps_where_any_of_them_does() -> None:
 
 def test_a_sum_of_fields_lists_the_parameters_of_all() -> None:
     f, g = zoo.FIELDS["softmax"](), zoo.FIELDS["perceptron"]()
-    assert len(list((f - g).parameters(torch.zeros(())))) == 6
+    assert len(list((f - g).tensors(torch.zeros(())))) == 6
 
 
 def test_a_field_and_a_number_do_not_add() -> None:

@@ -249,7 +249,7 @@ def _moments(field: VelocityField, a: float, b: float, mu: Particles) -> list[Te
     """Three times between a and b, or one if the weights are the same at all of them."""
     three = [a + c * (b - a) for c in (1 / 6, 1 / 2, 5 / 6)]
     ts = [torch.tensor(t, dtype=torch.float64, device=mu.device) for t in three]
-    first, *others = (list(field.parameters(t)) for t in ts)
+    first, *others = (list(field.tensors(t)) for t in ts)
     same = all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
     return ts[1:2] if same else ts
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from otflow.base import checks
 from otflow.base.derivatives import learns
 from otflow.base.errors import DerivativeError
+from otflow.base.parameters import Derived
 from otflow.base.spaces import Euclidean, Space
 
 
@@ -127,8 +128,10 @@ class BilinearCost(Cost):
     tensor([[2.]])
     """
 
+    A = Derived[Tensor]()
+
     def __init__(self, A: Any) -> None:
-        self.A = checks.tensor(A, "A")
+        self.A = A
         checks.require(
             self.A.ndim == 2, "A.shape", self.A.shape, "a matrix is needed", "pass a (d, d) matrix"
         )
