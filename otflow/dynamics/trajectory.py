@@ -12,6 +12,7 @@ from torch import Tensor
 
 from otflow.base import checks, status
 from otflow.base.errors import ConvergenceError
+from otflow.base.tables import table
 from otflow.base.tangent import align
 from otflow.dynamics.dataset import pack, unpack
 from otflow.measures import Measure
@@ -250,6 +251,19 @@ class Trajectory:
         (Trajectory(5 times in [0, 1], Particles(n=2, d=1, weighted, space=Euclidean()), status='ok'), True)
         """
         return cls(**unpack(ds))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how the run ended, its worst certificates, the last of what was observed."""
+        rows: dict[str, Any] = {"status": status.summary(self.status), "steps": self.steps}
+        rows |= {"message": self.message} if self.message else {}
+        if self.measures:
+            rows |= {
+                "times": f"{len(self)} in [{self.ts[0]:g}, {self.ts[-1]:g}]",
+                "measure": repr(self.final),
+            }
+            rows |= {f"{name}, at the end": a[-1] for name, a in self.observed.items()}
+            rows |= {f"{name}, at worst": a.max() for name, a in self.certificates.items() if a.numel()}
+        return table("Trajectory", rows)
 
     def __repr__(self) -> str:
         ended = status.summary(self.status)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.tables import table
 from otflow.base.tangent import Tangent, align
 
 Change: TypeAlias = Callable[[Tensor], Tensor]
@@ -131,6 +132,18 @@ class Measure(ABC):
         if not self.batch:
             raise TypeError(f"{self!r} is one measure and not a batch, so it has no length.")
         return self.batch[0]
+
+    def _repr_html_(self) -> str:
+        """Sizes for a batch, moments too for one measure: what a notebook shows."""
+        x, w = self.detach().nodes()
+        rows: dict[str, Any] = {"batch": tuple(self.batch)} if self.batch else {}
+        rows |= {"dimension": x.shape[-1], "precision": str(self.dtype).removeprefix("torch.")}
+        if not self.batch:
+            mean = (w[..., None] * x).sum(-2)
+            deviation = (w[..., None] * (x - mean).square()).sum(-2).sqrt()
+            mean = torch.where(mean.abs() < 1e-12 * deviation, 0.0, mean)  # rounding looks like news
+            rows |= {"mean": mean, "standard deviation": deviation}
+        return table(repr(self), rows)
 
     def __bool__(self) -> bool:
         return True

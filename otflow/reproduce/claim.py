@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+from otflow.base.tables import table
+
 Value: TypeAlias = float | str
 Number: TypeAlias = SupportsFloat | str
 
@@ -45,6 +47,11 @@ class Claim:
     measured: Value
     tolerance: str
     verdict: Verdict
+
+    def _repr_html_(self) -> str:
+        names = ("source", "predicted", "measured", "tolerance")
+        rows = {name: getattr(self, name) for name in names} | {"verdict": self.verdict.value}
+        return table(self.statement, rows)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.errors import UnknownBoundError
+from otflow.base.tables import table
 from otflow.dynamics.trajectory import Trajectory
 from otflow.fields import VelocityField
 from otflow.measures import Particles
@@ -74,6 +75,10 @@ class Ladder:
         return torch.stack([low <= high + slack * high.abs().clamp(min=1) + more for low, high in pairs]).all(
             0
         )
+
+    def _repr_html_(self) -> str:
+        title = f"d_{self.p:g}(mu_t, nu_t) / d_{self.p:g}(mu_0, nu_0) at t = {float(self.ts[-1]):g}"
+        return table(title, {f"log C, {name}": float(log.median()) for name, log in self.rungs.items()})
 
     def __repr__(self) -> str:
         logs = ", ".join(f"{name} {float(log.median()):.4g}" for name, log in self.rungs.items())

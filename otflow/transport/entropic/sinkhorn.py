@@ -11,6 +11,7 @@ from torch import Tensor
 from otflow.base import checks, status
 from otflow.base.errors import ConvergenceError, DerivativeError, NotFiniteError
 from otflow.base.spaces import Euclidean
+from otflow.base.tables import table
 from otflow.measures import Gaussian, Measure
 from otflow.transport.comparable import Pair, merge, pair
 from otflow.transport.entropic.costs import Cost, PowerCost, as_cost
@@ -105,6 +106,13 @@ class EntropicPlan:
         S = self.problem.scores.dense().add_(F[..., :, None]).add_(G[..., None, :])
         P = S.exp_() * plain(both.w)[..., :, None] * plain(both.v)[..., None, :]
         return P.reshape(*both.batch, *P.shape[1:])
+
+    def _repr_html_(self) -> str:
+        atoms = f"{self.f.shape[-1]} x {self.g.shape[-1]}"
+        rows = {"atoms": atoms, "eps": self.eps, "regularised cost": self.regularised_cost}
+        return table(
+            "EntropicPlan", rows | {"error": self.error.max(), "status": status.summary(self.status)}
+        )
 
     def __repr__(self) -> str:
         size, error = f"{self.f.shape[-1]} x {self.g.shape[-1]}", float(self.error.max())

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks, status
+from otflow.base.status import summary
+from otflow.base.tables import table
 
 LARGEST = 2**27  # entries of a dense plan, at most; chosen: 1 GB
 
@@ -99,6 +101,11 @@ class Plan:
         out = torch.zeros(*self.f.shape, z.shape[-1], dtype=z.dtype, device=z.device)
         out = out.scatter_add(-2, self.rows[..., None].expand(moved.shape), moved)
         return out / torch.where(total > 0, total, torch.ones_like(total))
+
+    def _repr_html_(self) -> str:
+        size, ended = (self.f.shape[-1], self.g.shape[-1]), summary(self.status)
+        rows = {"atoms": f"{size[0]} x {size[1]}", "p": self.p, "distance": self.distance, "cost": self.value}
+        return table("Plan", rows | {"gap, at worst": self.gap.max(), "status": ended})
 
     def __repr__(self) -> str:
         n, m = self.f.shape[-1], self.g.shape[-1]
