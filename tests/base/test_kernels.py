@@ -409,7 +409,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 SOFTMAX = "v = of.SoftmaxAttention(Q, K, V)(0.0, mu)[0]"
 SINKHORN = """
-v, carry = of.SinkhornAttention(Q, K, V, Sinkhorn(1.0, max_iter={sweeps})).evaluate(torch.tensor(0.0), mu)
+v, carry = of.SinkhornAttention(Q, K, V, of.Sinkhorn(1.0, max_iter={sweeps})).evaluate(torch.tensor(0.0), mu)
 v = v[0]
 assert 0 < carry.residual < 2
 """

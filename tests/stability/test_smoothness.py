@@ -274,7 +274,7 @@ def test_no_array_is_larger_than_the_basis_or_a_tile(kind: Any, monkeypatch: pyt
     monkeypatch.setattr("otflow.base.kernels.TILE", 20 * n)
     with Largest() as mode:
         local_constant(mu, field, max_iter=2, on_failure="return")
-        data_bound(of.SoftmaxAttention(Q[:2, :2], K[:2, :2], V[:2, :2]), mu)
+        data_bound(mu, of.SoftmaxAttention(Q[:2, :2], K[:2, :2], V[:2, :2]))
     assert mode.size <= 12 * 2 * n  # twelve directions in the plane
 
 
