@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
 
 def table(title: str, rows: Mapping[str, Any]) -> str:
     """A small HTML table with a caption; numbers in six digits, long arrays by their shape.
@@ -33,9 +30,7 @@ def shown(value: Any) -> str:
     """
     if isinstance(value, float):
         return f"{value:.6g}"
-    if not isinstance(value, Tensor | np.ndarray):
+    if not hasattr(value, "ravel"):  # neither of numpy nor of torch, which lists of claims do not load
         return str(value)
-    numbers = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
-    if numbers.size > 6:
-        return f"an array {tuple(numbers.shape)}"
-    return ", ".join(shown(a) for a in numbers.ravel().tolist())
+    numbers = value.ravel().tolist()
+    return ", ".join(map(shown, numbers)) if len(numbers) <= 6 else f"an array {tuple(value.shape)}"
