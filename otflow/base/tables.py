@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from html import escape
 from typing import Any
@@ -32,5 +33,6 @@ def shown(value: Any) -> str:
         return f"{value:.6g}"
     if not hasattr(value, "ravel"):  # neither of numpy nor of torch, which lists of claims do not load
         return str(value)
-    numbers = value.ravel().tolist()
-    return ", ".join(map(shown, numbers)) if len(numbers) <= 6 else f"an array {tuple(value.shape)}"
+    if math.prod(value.shape) > 6:
+        return f"an array {tuple(value.shape)}"
+    return ", ".join(map(shown, value.ravel().tolist()))
