@@ -135,10 +135,10 @@ class Measure(ABC):
 
     def _repr_html_(self) -> str:
         """Sizes for a batch, moments too for one measure: what a notebook shows."""
-        x, w = self.detach().nodes()
         rows: dict[str, Any] = {"batch": tuple(self.batch)} if self.batch else {}
-        rows |= {"dimension": x.shape[-1], "precision": str(self.dtype).removeprefix("torch.")}
-        if not self.batch:
+        rows |= {"dimension": self.probe().shape[-1], "precision": str(self.dtype).removeprefix("torch.")}
+        if not self.batch:  # the nodes of many laws would be many
+            x, w = self.detach().nodes()
             mean = (w[..., None] * x).sum(-2)
             deviation = (w[..., None] * (x - mean).square()).sum(-2).sqrt()
             mean = torch.where(mean.abs() < 1e-12 * deviation, 0.0, mean)  # rounding looks like news
@@ -175,8 +175,8 @@ def uniforms(mu: Measure, shape: tuple[int, ...], rng: Random) -> Tensor:
     return torch.from_numpy(drawn).to(mu.device)
 
 
-def which(w: Tensor, n: int, u: Tensor) -> Tensor:
-    """Indices (*batch, n) drawn with probabilities w (*batch, k), by inverting their cumulated sums."""
+def which(w: Tensor, u: Tensor) -> Tensor:
+    """Indices drawn with probabilities w (*batch, k), for uniform numbers u (*batch, n)."""
     steps = w.detach().double().cumsum(-1)
     return torch.searchsorted(steps, u * steps[..., -1:], right=True).clamp(max=w.shape[-1] - 1)
 

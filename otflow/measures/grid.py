@@ -144,7 +144,7 @@ class Grid(Measure):
         """
         x, mass = self.nodes()
         u = uniforms(self, (1 + len(self.axes), checks.count(n, "n")), rng)
-        i = which(mass, n, u[..., 0, :].contiguous())
+        i = which(mass, u[..., 0, :].contiguous())
         width = torch.tensor(self.spacing, dtype=x.dtype, device=x.device)
         centre = x.gather(-2, i[..., None].expand(*i.shape, len(self.axes)))
         return Particles(centre.detach() + (u[..., 1:, :].mT.to(x.dtype) - 0.5) * width)

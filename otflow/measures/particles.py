@@ -108,7 +108,7 @@ class Particles(Measure):
         [2.0, 2.0, 2.0]
         """
         n = checks.count(n, "n")
-        i = which(self.w, n, uniforms(self, (n,), rng))
+        i = which(self.w, uniforms(self, (n,), rng))
         label = None if self.label is None else self.label.gather(-1, i)
         x = self.x.gather(-2, i[..., None].expand(*i.shape, self.d))
         other = object.__new__(Particles)

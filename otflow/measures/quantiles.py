@@ -201,11 +201,12 @@ class Quantiles(Measure):
         return self.x, self.mass / torch.diff(self.x)
 
     def ppf(self, s: Any) -> Tensor:
-        """X(s) for levels s (k,), shape (*batch, k)."""
+        """X(s) for levels s (k,) or (*batch, k), shape (*batch, k)."""
         s = checks.beside(checks.tensor(s, "s"), "s", self.x, "x").double()
         i = (torch.searchsorted(self.levels, s, right=True) - 1).clamp(0, self.n - 1)
         r = ((s - self.levels[i]) / torch.diff(self.levels)[i]).to(self.dtype)
-        return torch.lerp(self.x[..., i], self.x[..., i + 1], r)
+        i = i.expand(*self.batch, i.shape[-1])
+        return torch.lerp(self.x.gather(-1, i), self.x.gather(-1, i + 1), r)
 
     def at(self, coords: Sequence[Tensor]) -> Self:
         return self._with(coords[0], self.levels)
@@ -228,10 +229,7 @@ class Quantiles(Measure):
         >>> Quantiles([0.0, 1.0], [0.0, 1.0]).sample(4, rng=0)
         Particles(n=4, d=1, space=Euclidean())
         """
-        u = uniforms(self, (checks.count(n, "n"),), rng)
-        i = (torch.searchsorted(self.levels, u, right=True) - 1).clamp(0, self.n - 1)
-        r = ((u - self.levels[i]) / torch.diff(self.levels)[i]).to(self.dtype)
-        return Particles(torch.lerp(self.x.gather(-1, i), self.x.gather(-1, i + 1), r)[..., None])
+        return Particles(self.ppf(uniforms(self, (checks.count(n, "n"),), rng))[..., None])
 
     def nodes(self) -> tuple[Tensor, Tensor]:
         """Three Gauss points in each interval: int f dmu is exact for f of degree five between the x_i."""
