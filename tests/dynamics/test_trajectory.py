@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xarray
 from torch import Tensor
 
 import otflow as of
 from otflow.measures.parts import alike, fixed
 from tests.samples import normal, unit
-
-xarray = pytest.importorskip("xarray")
 
 PULL = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
 EYE = torch.eye(2, dtype=torch.float64)
@@ -314,11 +313,10 @@ def test_a_file_gives_the_trajectory_back(name: str, tmp_path: Path) -> None:
         same(of.Trajectory.from_xarray(ds), traj)
 
 
-@pytest.mark.skipif("zarr" not in xarray.backends.list_engines(), reason="zarr is not installed")
 def test_a_zarr_store_gives_the_trajectory_back(tmp_path: Path) -> None:
     for number, make in enumerate(RUNS.values()):
         traj, store = make(), tmp_path / f"{number}.zarr"
-        traj.to_xarray().to_zarr(store)
+        traj.to_xarray().to_zarr(store, zarr_format=2)  # format 3 has no stable strings yet
         same(of.Trajectory.from_xarray(xarray.open_zarr(store)), traj)
 
 
