@@ -29,6 +29,17 @@ def names(codes: Tensor) -> Any:
     return str(table) if codes.ndim == 0 else table
 
 
+def all_ok(status: Any) -> bool:
+    """Whether one problem, or each of a batch, ended well.
+
+    >>> import numpy as np
+    >>> from otflow.base.status import all_ok
+    >>> all_ok("ok"), all_ok(np.array(["ok", "stalled"]))
+    (True, False)
+    """
+    return bool(np.all(np.asarray(status) == "ok"))
+
+
 def summary(status: Any) -> str:
     """The status of one problem, or how often each occurs in a batch.
 

@@ -1,11 +1,6 @@
 """Optimal transport: exact, entropic, between Gaussians, conditional on labels; and cheaper distances."""
 
 from otflow.transport.bures.barycentre import bures_barycentre
-from otflow.transport.bures.entropic import (
-    EntropicTransport,
-    entropic_bures_wasserstein,
-    gaussian_sinkhorn_divergence,
-)
 from otflow.transport.bures.geometry import (
     AffineMap,
     bures,
@@ -15,21 +10,24 @@ from otflow.transport.bures.geometry import (
     bures_map,
     bures_wasserstein,
 )
+from otflow.transport.bures.plans import GaussianTransport
 from otflow.transport.discrepancy import EnergyKernel, GaussianKernel, LaplaceKernel, mmd
 from otflow.transport.entropic.costs import BilinearCost, Cost, PowerCost
 from otflow.transport.entropic.engines import POT, Engine, GeomLoss
 from otflow.transport.entropic.newton import NewtonSinkhorn
 from otflow.transport.entropic.options import Sinkhorn
-from otflow.transport.entropic.sinkhorn import EntropicPlan, sinkhorn, sinkhorn_divergence
+from otflow.transport.entropic.sinkhorn import EntropicTransport, sinkhorn, sinkhorn_divergence
 from otflow.transport.exact.conditional import (
     RelaxedConditional,
     conditional_wasserstein,
     relaxed_conditional,
+    solve_conditional,
 )
-from otflow.transport.exact.plans import Plan
+from otflow.transport.exact.plans import ExactTransport
 from otflow.transport.exact.sequences import positions, sequence_distance
 from otflow.transport.exact.sliced import sliced_wasserstein
 from otflow.transport.exact.wasserstein import solve, wasserstein
+from otflow.transport.result import Transport
 
 __all__ = [
     "AffineMap",
@@ -37,17 +35,18 @@ __all__ = [
     "Cost",
     "EnergyKernel",
     "Engine",
-    "EntropicPlan",
     "EntropicTransport",
+    "ExactTransport",
     "GaussianKernel",
+    "GaussianTransport",
     "GeomLoss",
     "LaplaceKernel",
     "NewtonSinkhorn",
     "POT",
-    "Plan",
     "PowerCost",
     "RelaxedConditional",
     "Sinkhorn",
+    "Transport",
     "bures",
     "bures_barycentre",
     "bures_exp",
@@ -56,8 +55,6 @@ __all__ = [
     "bures_map",
     "bures_wasserstein",
     "conditional_wasserstein",
-    "entropic_bures_wasserstein",
-    "gaussian_sinkhorn_divergence",
     "mmd",
     "positions",
     "relaxed_conditional",
@@ -66,5 +63,6 @@ __all__ = [
     "sinkhorn_divergence",
     "sliced_wasserstein",
     "solve",
+    "solve_conditional",
     "wasserstein",
 ]

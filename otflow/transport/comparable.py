@@ -69,6 +69,12 @@ def common_batch(mu: Measure, nu: Measure) -> torch.Size:
     return checks.common(mu.batch, nu.batch, "nu.batch", nu.batch, rule, "reshape one")
 
 
+def places(count: Tensor) -> Tensor:
+    """0, ..., count_1 - 1, 0, ..., count_2 - 1, and so on."""
+    before = (count.cumsum(0) - count).repeat_interleave(count)
+    return torch.arange(len(before), device=count.device) - before
+
+
 @singledispatch
 def atoms(mu: Measure, name: str = "mu") -> tuple[Tensor, Tensor, Space]:
     """Positions, weights and space; a density counts as atoms in the centres of its cells."""

@@ -45,7 +45,7 @@ class Shrink(of.VelocityField):
         return mu.coords.map(torch.neg)
 
 
-def proved(plan: of.transport.Plan, c: np.ndarray) -> bool:
+def proved(plan: of.transport.ExactTransport, c: np.ndarray) -> bool:
     """Whether the potentials of a uniform plan are feasible and its value meets their bound, by numpy."""
     f, g = plan.f.numpy(), plan.g.numpy()
     feasible = bool((f[:, None] + g[None] <= c * (1 + 1e-9)).all())

@@ -19,7 +19,7 @@ from scipy.spatial.distance import cdist
 import otflow as of
 from otflow.transport.exact import column_generation, network_simplex
 from otflow.transport.exact import wasserstein as exact
-from otflow.transport.exact.plans import Plan
+from otflow.transport.exact.plans import ExactTransport
 from otflow.transport.exact.wasserstein import solve, wasserstein
 from tests.samples import Array, normal, unit
 
@@ -33,14 +33,14 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_simplex, "COARSE", 400)
 
 
-def both_ways(mu: of.Measure, nu: of.Measure, p: float, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, Plan]:
+def both_ways(mu: of.Measure, nu: of.Measure, p: float, monkeypatch: pytest.MonkeyPatch) -> tuple[ExactTransport, ExactTransport]:
     """The plans with few pairs and with all."""
     few = solve(mu, nu, p)
     monkeypatch.setattr(exact, "LARGE", 2**40)
     return few, solve(mu, nu, p)
 
 
-def check(plan: Plan, mu: of.Measure, nu: of.Measure, space: of.measures.Space | None = None) -> None:
+def check(plan: ExactTransport, mu: of.Measure, nu: of.Measure, space: of.measures.Space | None = None) -> None:
     """Everything that a certified plan claims, computed again."""
     (x, a), (y, b) = mu.nodes(), nu.nodes()
     c = (space or of.Euclidean()).distance(x[:, None], y) ** plan.p

@@ -16,7 +16,7 @@ from scipy.spatial.distance import cdist
 import otflow as of
 from otflow.transport.exact import network_simplex
 from otflow.transport.exact import wasserstein as exact
-from otflow.transport.exact.plans import Plan
+from otflow.transport.exact.plans import ExactTransport
 from otflow.transport.exact.wasserstein import solve, wasserstein
 
 Array = np.ndarray
@@ -48,7 +48,7 @@ def parts(rng: np.random.Generator, total: int, n: int) -> Array:
     return np.diff(np.concatenate([[0], cuts, [total]]))
 
 
-def check(plan: Plan, mu: of.Measure, nu: of.Measure) -> None:
+def check(plan: ExactTransport, mu: of.Measure, nu: of.Measure) -> None:
     """Everything that a certified plan claims, computed again."""
     (x, a), (y, b) = mu.nodes(), nu.nodes()
     space = mu.space if isinstance(mu, of.Particles) else of.Euclidean()
@@ -368,7 +368,7 @@ def test_a_dense_plan_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPat
 
 def test_a_plan_says_what_it_is() -> None:
     batch = of.Particles(np.zeros((2, 3, 2)))
-    assert repr(solve(batch, batch)) == "Plan(n=3, m=3, batch=(2,), p=2, gap=0, status=['ok'])"
+    assert repr(solve(batch, batch)) == "ExactTransport(n=3, m=3, batch=(2,), p=2, gap=0, status=['ok'])"
 
 
 # Failures
@@ -380,7 +380,7 @@ def test_too_few_pivots_are_a_failure_and_not_a_value(monkeypatch: pytest.Monkey
     monkeypatch.setattr(network_simplex, "PIVOTS", 1)
     with pytest.raises(of.errors.ConvergenceError, match="not certified") as caught:
         solve(mu, nu)
-    assert isinstance(caught.value.result, Plan)
+    assert isinstance(caught.value.result, ExactTransport)
     assert caught.value.result.status == "max_iter"
     assert solve(mu, nu, on_failure="return").status == "max_iter"
     with pytest.raises(of.errors.ConvergenceError):

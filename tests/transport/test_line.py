@@ -14,7 +14,7 @@ from mpmath import mp
 
 import otflow as of
 from otflow.transport.exact import network_simplex
-from otflow.transport.exact.plans import Plan
+from otflow.transport.exact.plans import ExactTransport
 from otflow.transport.exact.wasserstein import solve, wasserstein
 
 Array = np.ndarray
@@ -25,7 +25,7 @@ def measures(x: Array, y: Array, a: Array | None = None, b: Array | None = None)
     return tuple(of.Particles(z[..., None], w=w) for z, w in zip((x, y), weights, strict=True))
 
 
-def check(plan: Plan, mu: of.Particles, nu: of.Particles) -> None:
+def check(plan: ExactTransport, mu: of.Particles, nu: of.Particles) -> None:
     """Marginals, monotonicity, feasible potentials, and no gap."""
     c = (mu.x - nu.x.mT).abs() ** plan.p
     size = plan.f.abs()[..., :, None] + plan.g.abs()[..., None, :] + c

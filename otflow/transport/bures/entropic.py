@@ -22,35 +22,30 @@ with D(Y, Z) = sum_i (y_i - 1 - log y_i) over the eigenvalues y of Z^-1 Y.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.derivatives import keep
-from otflow.base.linalg import contraction, displacement, known, symmetric
+from otflow.base.linalg import contraction, displacement, known, ratio, symmetric
 from otflow.base.spaces import power_of_two
 from otflow.measures import Gaussian
-from otflow.transport.bures.geometry import AffineMap, matched
+from otflow.transport.bures.geometry import matched
 from otflow.transport.bures.roots import common, distance, equal_width, frame, thin
 
 
-@dataclass(frozen=True, eq=False)
-class EntropicTransport:
-    """The optimal entropic plan between two Gaussians.
+class BlurredCoupling(NamedTuple):
+    """The optimal entropic plan between two Gaussians, in double precision."""
 
-    Args:
-        regularised_cost: OT_eps(mu, nu) = E|x - y|^2 + eps KL(plan | mu x nu), (*batch,).
-        transport_cost: E|x - y|^2 under the plan, (*batch,).
-        cross: the cross-covariance E (x - m1)(y - m2)^T, (*batch, d, d).
-        map: the conditional mean x -> E[y | x], an `AffineMap`.
-    """
-
-    regularised_cost: Tensor
-    transport_cost: Tensor
-    cross: Tensor
-    map: AffineMap
+    regularised_cost: Tensor  # (*batch,)
+    cost: Tensor  # (*batch,)
+    cross: Tensor  # (*batch, d, d)
+    forward: Tensor  # the slope of x -> E[y | x], (*batch, d, d)
+    backward: Tensor  # the slope of y -> E[x | y]
+    root: Tensor  # of the joint covariance, (*batch, 2d, 2r), without derivatives
+    residual: Tensor  # (*batch,)
 
 
 @dataclass(frozen=True)
@@ -80,38 +75,39 @@ def _problem(mu: Gaussian, nu: Gaussian, eps: float) -> _Problem:
     return _Problem(a / unit, b / unit, shift / unit[..., 0], relative, unit[..., 0, 0])
 
 
-def entropic_bures_wasserstein(mu: Gaussian, nu: Gaussian, eps: float) -> EntropicTransport:
-    """min over plans pi of E|x - y|^2 + eps KL(pi | mu x nu), between Gaussians.
-
-    Tends to W2^2 and the optimal map as eps -> 0, to E|x - y|^2 under independence and a constant map as
-    eps -> infinity. Differentiable in means and roots; ``regularised_cost`` twice. Where S1 is singular,
-    ``map`` is the limit of those of invertible covariances; off the support of mu its slope may reach
-    2 |S2| / eps.
-
-    >>> from otflow import Gaussian
-    >>> from otflow.transport import entropic_bures_wasserstein
-    >>> mu, nu = Gaussian([0.0], root=[[1.0]]), Gaussian([1.0], root=[[2.0]])
-    >>> plan = entropic_bures_wasserstein(mu, nu, 6.0)
-    >>> plan.cross.item(), plan.transport_cost.item()
-    (1.0, 4.0)
-    >>> plan.map([[2.0]]).item()
-    3.0
-
-    References: Janati, Muzellec, Peyré and Cuturi, Entropic optimal transport between unbalanced Gaussian
-    measures has a closed form, 2020, Theorem 1.
-    """
-    mu, nu = matched(mu, nu)
+def blurred(mu: Gaussian, nu: Gaussian, eps: float) -> BlurredCoupling:
+    """min over plans pi of E|x - y|^2 + eps KL(pi | mu x nu), for Gaussians that match."""
     p = _problem(mu, nu, eps)
     a, b = equal_width(thin(p.a), thin(p.b))
     n, M = _coupling(a, b, p.eps)
-    matrix = _conditional(p, b, n, M)
-    scale, cast = p.unit**2, mu.dtype
-    return EntropicTransport(
-        regularised_cost=(_value(p, n) * scale).to(cast),
-        transport_cost=(_transport_cost(p, n, M) * scale).to(cast),
-        cross=(a @ M @ b.mT * scale[..., None, None]).to(cast),
-        map=AffineMap(matrix.to(cast), mu.mean, nu.mean),
+    scale = p.unit**2
+    return BlurredCoupling(
+        regularised_cost=_value(p, n) * scale,
+        cost=_transport_cost(p, n, M) * scale,
+        cross=a @ M @ b.mT * scale[..., None, None],
+        forward=_conditional(p, b, n, M),
+        backward=_conditional(p, a, n.mT, M.mT),
+        root=_joint_root(p, a, b, n, M) * p.unit[..., None, None],
+        residual=_residual(p, n, M),
     )
+
+
+@torch.no_grad()
+def _joint_root(p: _Problem, a: Tensor, b: Tensor, n: Tensor, M: Tensor) -> Tensor:
+    """[[A, 0], [B M^T, B (I - M^T M)^(1/2)]], where I - M^T M = 2 / (1 + q) in the right basis of N."""
+    u, s, _ = torch.linalg.svd(n.mT)
+    _, q, _ = _spectrum(s, p.eps)
+    rest = (u * (2 / (1 + q)).sqrt()[..., None, :]) @ u.mT
+    upper = torch.cat([a, torch.zeros_like(a)], -1)
+    return torch.cat([upper, torch.cat([b @ M.mT, b @ rest], -1)], -2)
+
+
+@torch.no_grad()
+def _residual(p: _Problem, n: Tensor, M: Tensor) -> Tensor:
+    """|M - (I - M M^T)(2 / eps) N| relative to |M| + |2 N / eps|: of the equation that M solves."""
+    goal = 2 * n / p.eps[..., None, None]
+    off, own, size = (z.square().sum((-1, -2)).sqrt() for z in (M - goal + M @ (M.mT @ goal), M, goal))
+    return ratio(off, own + size)
 
 
 def _coupling(a: Tensor, b: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,7 +211,7 @@ def gaussian_sinkhorn_divergence(mu: Gaussian, nu: Gaussian, eps: float) -> Tens
     Differentiable in means and roots, twice.
 
     >>> from otflow import Gaussian
-    >>> from otflow.transport import gaussian_sinkhorn_divergence
+    >>> from otflow.transport.bures.entropic import gaussian_sinkhorn_divergence
     >>> mu, nu = Gaussian([0.0], root=[[1.0]]), Gaussian([0.0], root=[[1.0 + 1e-9]])
     >>> gaussian_sinkhorn_divergence(mu, mu, 1.0).item()
     0.0

@@ -332,7 +332,7 @@ def bures_map(mu: Gaussian, nu: Gaussian, *, on_failure: Literal["raise", "retur
     units = [power_of_two(g.root.detach().double()) for g in (mu, nu)]
     r1, r2 = (g.root.double() / unit for g, unit in zip((mu, nu), units, strict=True))
     rtol = max(*r1.shape[-2:], r2.shape[-1]) * torch.finfo(mu.dtype).eps
-    a, target = _aligned(r1, r2)
+    a, target = aligned(r1, r2)
     matrix = target @ torch.linalg.pinv(a, rtol=rtol) * (units[1] / units[0])
     codes = torch.where(_missed(a.detach(), target.detach(), rtol), status.code("degenerate"), 0)
     f = AffineMap(matrix.to(mu.dtype), mu.mean, nu.mean, status.names(codes))
@@ -345,7 +345,7 @@ def bures_map(mu: Gaussian, nu: Gaussian, *, on_failure: Literal["raise", "retur
     return f
 
 
-def _aligned(r1: Tensor, r2: Tensor) -> tuple[Tensor, Tensor]:
+def aligned(r1: Tensor, r2: Tensor) -> tuple[Tensor, Tensor]:
     """The graded root A of S1 and the root B U of S2 that is nearest to it."""
     a, b = roots.equal_width(roots.graded(r1), roots.graded(r2))
     x, _, yt = torch.linalg.svd((b.mT @ a).detach())

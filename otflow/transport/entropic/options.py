@@ -19,7 +19,7 @@ class Sinkhorn:
         eps: regularisation, > 0, in units of the cost.
         tol: L1 marginal error to be reached.
         max_iter: limit on the sweeps.
-        engine: who computes: `NewtonSinkhorn()` if None, or `POT()` or `GeomLoss()`.
+        engine: who computes: `NewtonSinkhorn()`, which None stands for, or `POT()` or `GeomLoss()`.
 
     >>> import otflow as of
     >>> options = of.Sinkhorn(1.0, tol=1e-6, engine=of.transport.POT())
@@ -37,13 +37,13 @@ class Sinkhorn:
         object.__setattr__(self, "eps", checks.positive(self.eps, "eps"))
         object.__setattr__(self, "tol", checks.positive(self.tol, "tol"))
         object.__setattr__(self, "max_iter", checks.count(self.max_iter, "max_iter"))
-        engine = NewtonSinkhorn() if self.engine is None else self.engine
-        object.__setattr__(self, "engine", checks.instance(engine, Engine, "engine"))
+        if self.engine is not None:
+            checks.instance(self.engine, Engine, "engine")
 
     @property
     def scaler(self) -> Engine:
         """The engine, which is `NewtonSinkhorn()` if none was given."""
-        return checks.instance(self.engine, Engine, "engine")
+        return NewtonSinkhorn() if self.engine is None else self.engine
 
 
 def as_options(eps: float | Sinkhorn) -> Sinkhorn:

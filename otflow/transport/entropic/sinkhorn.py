@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -12,7 +12,9 @@ from otflow.base import checks, status
 from otflow.base.errors import ConvergenceError, DerivativeError, NotFiniteError
 from otflow.base.spaces import Euclidean
 from otflow.base.tables import table
-from otflow.measures import Gaussian, Measure
+from otflow.measures import Gaussian, Grid, Measure, Particles
+from otflow.transport.bures.entropic import gaussian_sinkhorn_divergence
+from otflow.transport.bures.plans import GaussianTransport, sinkhorn_gaussians
 from otflow.transport.comparable import Pair, merge, pair
 from otflow.transport.entropic.costs import Cost, PowerCost, as_cost
 from otflow.transport.entropic.engines import Scaling, scale
@@ -20,15 +22,16 @@ from otflow.transport.entropic.implicit import DualPieces, dual, plain
 from otflow.transport.entropic.log_kernel import Bilinear, LogKernel, Pairwise
 from otflow.transport.entropic.options import Sinkhorn, as_options
 from otflow.transport.entropic.scaling import AbsorbedKernel
+from otflow.transport.result import Transport
 
 # Pairs up to which costs come from differences, which keep digits, rather than from scalar products, which
 # are faster; chosen.
 DIFFERENCES = 2**22
-MATRIX = 2**27  # entries of a plan that `matrix` makes, at most; chosen: 1 GB
+MATRIX = 2**27  # entries of a dense plan, at most; chosen: 1 GB
 
 
 @dataclass(frozen=True, eq=False)
-class EntropicPlan:
+class EntropicTransport:
     """P_ij = a_i b_j exp((f_i + g_j - c_ij) / eps), the solution of `sinkhorn`, as its potentials.
 
     Attributes:
@@ -57,22 +60,27 @@ class EntropicPlan:
         return self.problem.pair.batch
 
     @property
-    def converged(self) -> bool:
-        """Whether the status is "ok" throughout."""
-        return _worst(self.status) == "ok"
-
-    @property
-    def transport_cost(self) -> Tensor:
+    def cost(self) -> Tensor:
         """<P, c>, (*batch,): an upper bound of the optimal cost, up to the marginal error; no derivatives."""
         return self.problem.transport_cost(self.scaled).to(self.regularised_cost.dtype)
 
     @property
     def distance(self) -> Tensor:
-        """transport_cost^(1/p) for the cost d^p, (*batch,), without derivatives."""
+        """cost^(1/p) for the cost d^p, (*batch,), without derivatives."""
         cost = self.problem.cost
         if not isinstance(cost, PowerCost):
-            checks.fail("cost", repr(cost), "only powers of a distance have one", "look at transport_cost")
-        return self.transport_cost.clamp(min=0) ** (1 / cost.p)
+            checks.fail("distance", repr(cost), "only powers of a distance have one", "look at cost")
+        return self.cost.clamp(min=0) ** (1 / cost.p)
+
+    @property
+    def potentials(self) -> tuple[Tensor, Tensor]:
+        """f and g."""
+        return self.f, self.g
+
+    @property
+    def certificates(self) -> dict[str, Tensor]:
+        """The error of the marginals, as ``marginal_error``."""
+        return {"marginal_error": self.error}
 
     def barycentric(self) -> Tensor:
         """x_i -> sum_j P_ij y_j / a_i, (*batch, n, d): where the plan sends x_i on average.
@@ -96,13 +104,14 @@ class EntropicPlan:
         out, _ = self.problem.scores.attend(flat, G + plain(both.v).log())
         return out.reshape(*both.batch, *out.shape[1:]).to(self.regularised_cost.dtype)
 
+    @property
     @torch.no_grad()
-    def matrix(self) -> Tensor:
+    def plan(self) -> Tensor:
         """P, (*batch, n, m), without derivatives."""
         both, (F, G) = self.problem.pair, self.scaled
         good = self.problem.scores.shape.numel() <= MATRIX
         rule = "that is too large"
-        checks.require(good, "P", self.problem.scores.shape, rule, "use average or barycentric")
+        checks.require(good, "plan.shape", self.problem.scores.shape, rule, "use average or barycentric")
         S = self.problem.scores.dense().add_(F[..., :, None]).add_(G[..., None, :])
         P = S.exp_() * plain(both.w)[..., :, None] * plain(both.v)[..., None, :]
         return P.reshape(*both.batch, *P.shape[1:])
@@ -111,12 +120,16 @@ class EntropicPlan:
         atoms = f"{self.f.shape[-1]} x {self.g.shape[-1]}"
         rows = {"atoms": atoms, "eps": self.eps, "regularised cost": self.regularised_cost}
         return table(
-            "EntropicPlan", rows | {"error": self.error.max(), "status": status.summary(self.status)}
+            "EntropicTransport", rows | {"error": self.error.max(), "status": status.summary(self.status)}
         )
 
     def __repr__(self) -> str:
-        size, error = f"{self.f.shape[-1]} x {self.g.shape[-1]}", float(self.error.max())
-        return f"EntropicPlan({size}, eps={self.eps:g}, error={error:.1e}, {_worst(self.status)!r})"
+        n, m = self.f.shape[-1], self.g.shape[-1]
+        batch = f", batch={tuple(self.batch)}" if self.batch else ""
+        error, ended = float(self.error.max()), status.summary(self.status)
+        return (
+            f"EntropicTransport(n={n}, m={m}{batch}, eps={self.eps:g}, error={error:.1e}, status={ended!r})"
+        )
 
 
 @dataclass(frozen=True)
@@ -180,7 +193,7 @@ class EntropicProblem:
     @torch.no_grad()
     def transport_cost(self, scaled: tuple[Tensor, Tensor]) -> Tensor:
         if self.pair.forward:
-            raise DerivativeError("transport_cost has no derivatives; regularised_cost has")
+            raise DerivativeError("the cost of an entropic plan has no derivatives; its regularised_cost has")
         bias = scaled[1] + self.pair.v.log()
         column = self.scores.attend(self.column[..., None], bias)[0][..., 0]
         cost = self.row + column - self.scores.expected(bias)
@@ -206,23 +219,63 @@ def _problem(both: Pair, cost: Cost, eps: float) -> EntropicProblem:
     return EntropicProblem(both, cost, eps, Pairwise(cost, x, y, both.space, eps, one), row, column)
 
 
+@overload
+def sinkhorn(
+    mu: Gaussian,
+    nu: Gaussian,
+    eps: float | Sinkhorn,
+    *,
+    cost: Any = None,
+    start: EntropicTransport | None = None,
+    on_failure: Literal["raise", "return"] = "raise",
+) -> GaussianTransport: ...
+
+
+@overload
+def sinkhorn(
+    mu: Particles | Grid,
+    nu: Particles | Grid,
+    eps: float | Sinkhorn,
+    *,
+    cost: Any = None,
+    start: EntropicTransport | None = None,
+    on_failure: Literal["raise", "return"] = "raise",
+) -> EntropicTransport: ...
+
+
+@overload
 def sinkhorn(
     mu: Measure,
     nu: Measure,
     eps: float | Sinkhorn,
     *,
     cost: Any = None,
-    start: EntropicPlan | None = None,
+    start: EntropicTransport | None = None,
     on_failure: Literal["raise", "return"] = "raise",
-) -> EntropicPlan:
+) -> Transport: ...
+
+
+def sinkhorn(
+    mu: Measure,
+    nu: Measure,
+    eps: float | Sinkhorn,
+    *,
+    cost: Any = None,
+    start: EntropicTransport | None = None,
+    on_failure: Literal["raise", "return"] = "raise",
+) -> Transport:
     """min <P, c> + eps KL(P | a b) over couplings P of mu and nu (Cuturi 2013; Peyre and Cuturi 2019, (4.2)).
 
     Everything is computed in the log domain or with absorbed potentials, in float64, and the marginal error
     is measured at the potentials that are returned. Costs are on the scale of the data: eps = 0.01 blurs
     positions by about 0.1 for the squared distance, which carries no factor 1/2.
 
+    Between Gaussians the plan is known in closed form, for the squared distance: a `GaussianTransport`
+    instead of an `EntropicTransport`.
+
     Args:
-        mu, nu: `Particles` or `Grid` on the same space; batches broadcast, labels are ignored.
+        mu, nu: `Particles` or `Grid` on the same space, or two `Gaussian`; batches broadcast, labels are
+            ignored.
         eps: regularisation, > 0, in units of the cost, or `Sinkhorn` with tolerance, budget and engine.
         cost: a `Cost` such as `PowerCost(p)` or `BilinearCost(A)`, or a function c(x, y) that broadcasts
             (*batch, n, 1, d) against (*batch, 1, m, d); the squared geodesic distance by default.
@@ -232,17 +285,26 @@ def sinkhorn(
     >>> from otflow import sinkhorn
     >>> import otflow as of
     >>> mu, nu = of.Particles([[0.0], [1.0]]), of.Particles([[0.0], [3.0]])
-    >>> plan = sinkhorn(mu, nu, eps=0.1)
-    >>> plan.matrix().round(decimals=4)
+    >>> found = sinkhorn(mu, nu, eps=0.1)
+    >>> found.plan.round(decimals=4)
     tensor([[0.5000, 0.0000],
             [0.0000, 0.5000]], dtype=torch.float64)
-    >>> round(plan.transport_cost.item(), 4)
+    >>> round(found.cost.item(), 4)
     2.0
     """
-    options = as_options(eps)
+    options, loud = as_options(eps), checks.raises(on_failure)
+    if isinstance(mu, Gaussian):
+        return sinkhorn_gaussians(mu, _other_gaussian(nu, cost), options.eps)
     plan = _solve(_problem_of(mu, nu, options.eps, cost), options, start)
     plan = replace(plan, regularised_cost=_cast(plan.regularised_cost, mu.dtype))
-    return _trusted(plan) if checks.raises(on_failure) else plan
+    return _trusted(plan) if loud else plan
+
+
+def _other_gaussian(nu: Measure, cost: Any) -> Gaussian:
+    """nu, if it and the cost are what the closed form between Gaussians needs."""
+    rule = "Gaussians are compared by the squared distance"
+    checks.require(cost is None, "cost", cost, rule, "leave cost out")
+    return checks.instance(nu, Gaussian, "nu")
 
 
 def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -259,7 +321,7 @@ def _problem_of(mu: Measure, nu: Measure, eps: float, cost: Any) -> EntropicProb
     return _problem(both, as_cost(cost), eps)
 
 
-def _solve(problem: EntropicProblem, options: Sinkhorn, start: EntropicPlan | None) -> EntropicPlan:
+def _solve(problem: EntropicProblem, options: Sinkhorn, start: EntropicTransport | None) -> EntropicTransport:
     tol = options.tol
     with torch.no_grad():
         G = _start(problem, start)
@@ -268,7 +330,7 @@ def _solve(problem: EntropicProblem, options: Sinkhorn, start: EntropicPlan | No
         f, g = problem.potentials(s)
     value, batch = problem.value(s), problem.pair.batch
     codes = status.names(s.codes.reshape(batch))
-    return EntropicPlan(
+    return EntropicTransport(
         f, g, problem.eps, value, s.error.reshape(batch), codes, s.sweeps, problem, (s.F, s.G)
     )
 
@@ -286,33 +348,28 @@ def _largest(potential: Tensor, logw: Tensor) -> Tensor:
     return torch.where(torch.isfinite(logw), potential.abs(), 0.0).amax(-1)
 
 
-def _start(problem: EntropicProblem, start: EntropicPlan | None) -> Tensor | None:
+def _start(problem: EntropicProblem, start: EntropicTransport | None) -> Tensor | None:
     if start is None:
         return None
-    checks.instance(start, EntropicPlan, "start")
+    checks.instance(start, EntropicTransport, "start")
     shapes = (problem.pair.batch, *problem.scores.shape[1:])
     good = (start.g.shape[:-1], start.f.shape[-1], start.g.shape[-1]) == shapes
     checks.require(good, "start", start, f"a plan of shape {shapes} is needed", "leave start out")
     return problem.scaled(start.f, start.g)[1]
 
 
-def _trusted(plan: EntropicPlan) -> EntropicPlan:
-    if not plan.converged:
+def _trusted(plan: EntropicTransport) -> EntropicTransport:
+    if not status.all_ok(plan.status):
         raise ConvergenceError(_complaint(plan), plan)
     return plan
 
 
-def _complaint(plan: EntropicPlan) -> str:
+def _complaint(plan: EntropicTransport) -> str:
     return (
         f"entropic transport with eps = {plan.eps:g}: marginal error {float(plan.error.max()):.2e} after "
-        f"{plan.sweeps} sweeps ({_worst(plan.status)}); raise eps or tol, or max_iter if that was reached; "
-        'sinkhorn(..., on_failure="return") returns the plan as it is.'
+        f"{plan.sweeps} sweeps ({status.summary(plan.status)}); raise eps or tol, or max_iter if that was "
+        'reached; sinkhorn(..., on_failure="return") returns the plan as it is.'
     )
-
-
-def _worst(codes: Any) -> str:
-    names = [codes] if isinstance(codes, str) else codes.ravel().tolist()
-    return next((name for name in names if name != "ok"), "ok")
 
 
 def sinkhorn_divergence(
@@ -339,13 +396,9 @@ def sinkhorn_divergence(
     """
     options = as_options(eps)
     if isinstance(mu, Gaussian):
-        from otflow.transport.bures.entropic import gaussian_sinkhorn_divergence
-
-        rule = "Gaussians are compared by the squared distance"
-        checks.require(cost is None, "cost", cost, rule, "leave cost out")
-        return gaussian_sinkhorn_divergence(mu, checks.instance(nu, Gaussian, "nu"), options.eps)
+        return gaussian_sinkhorn_divergence(mu, _other_gaussian(nu, cost), options.eps)
     pairs = (mu, nu), (mu, mu), (nu, nu)
-    known: dict[tuple[int, int], EntropicPlan] = {}  # a measure against itself is one problem, not three
+    known: dict[tuple[int, int], EntropicTransport] = {}  # a measure against itself is one problem, not three
     for one, other in pairs:
         if (id(one), id(other)) not in known:
             problem = _problem_of(one, other, options.eps, cost)
@@ -353,13 +406,13 @@ def sinkhorn_divergence(
     plans = [known[id(one), id(other)] for one, other in pairs]
     across, own, other_own = (plan.regularised_cost for plan in plans)
     value = across - (own + other_own) / 2
-    failed = [plan for plan in plans if not plan.converged]
+    failed = [plan for plan in plans if not status.all_ok(plan.status)]
     if failed:
         raise ConvergenceError(f"Sinkhorn divergence: {_complaint(failed[0])}", value.to(mu.dtype))
     return _cast(_nonnegative(value, plans), mu.dtype)
 
 
-def _nonnegative(value: Tensor, plans: list[EntropicPlan]) -> Tensor:
+def _nonnegative(value: Tensor, plans: list[EntropicTransport]) -> Tensor:
     """Clamp what rounding and marginal errors explain; refuse what they do not."""
     problem = plans[0].problem
     if not (

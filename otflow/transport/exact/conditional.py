@@ -13,12 +13,14 @@ from torch import Tensor
 
 from otflow.base import checks, status
 from otflow.base.errors import ConvergenceError
+from otflow.base.linalg import ratio
 from otflow.base.spaces import Euclidean, Space
 from otflow.measures import Measure, Particles
-from otflow.transport.comparable import Pair, atoms, exponent, kinked, merge, pair, root
+from otflow.transport.comparable import Pair, atoms, exponent, kinked, merge, pair, places, root
 from otflow.transport.exact.envelope import power
 from otflow.transport.exact.line import units
-from otflow.transport.exact.wasserstein import LARGEST, w2, wasserstein
+from otflow.transport.exact.plans import ExactTransport
+from otflow.transport.exact.wasserstein import LARGEST, solve, w2, wasserstein
 
 # Masses of a label that differ by no more are equal; chosen: sums of many weights round.
 SAME = {torch.float64: 1e-9, torch.float32: 1e-6}
@@ -56,15 +58,46 @@ def conditional_wasserstein(mu: Measure, nu: Measure, p: float = 2) -> Tensor:
     1.0
     """
     p = _order(p)
-    both, ours, theirs = _fibred(mu, nu)
-    unlike = _unlike(ours, theirs, SAME[mu.dtype])
-    if unlike is not None:
-        _refuse(unlike, both.batch)
+    both, ours, theirs = _alike(mu, nu)
     d, codes = _distance(both, ours, theirs, p)
     d = d.reshape(both.batch).to(mu.dtype)
     if bool((codes > 0).any()):
         raise ConvergenceError("conditional_wasserstein: a plan within a fibre is not certified.", d)
     return d
+
+
+def solve_conditional(
+    mu: Measure, nu: Measure, p: float = 2, *, on_failure: Literal["raise", "return"] = "raise"
+) -> ExactTransport:
+    """The plan of `conditional_wasserstein`: optimal among those that move no label, with its proof.
+
+    Every fibre, the atoms with one label, is a transport problem of its own, and the potentials prove them
+    all: f_i + g_j <= d(x_i, y_j)^p for atoms i and j with mass and the same label, whence ``bound``, a lower
+    bound of d_p^p, and ``gap``. They are 0 on atoms without mass.
+
+    Args:
+        mu, nu: labelled `Particles` with the same law of labels. Their batches broadcast.
+        p: the order, from 1 to 500.
+        on_failure: "raise" raises `ConvergenceError`, which carries the plan, if it is not certified;
+            "return" returns it, with its ``status``.
+
+    >>> from otflow import Particles
+    >>> from otflow.transport import solve_conditional
+    >>> mu = Particles([[0.0], [1.0]], label=[0, 1])
+    >>> nu = Particles([[0.0], [1.0]], label=[1, 0])
+    >>> found = solve_conditional(mu, nu)
+    >>> found.plan, found.distance.item()
+    (tensor([[0.0000, 0.5000],
+            [0.5000, 0.0000]], dtype=torch.float64), 1.0)
+    """
+    strict, p = checks.raises(on_failure), _order(p)
+    checks.require(not math.isinf(p), "p", p, "a plan minimises a sum of powers", "choose p <= 500")
+    both, ours, theirs = _alike(mu, nu)
+    with torch.no_grad():
+        found = _gathered(both, ours, theirs, p)
+    if strict and bool((found.codes > 0).any()):
+        raise ConvergenceError("solve_conditional: a plan within a fibre is not certified.", found)
+    return found
 
 
 def _order(p: float) -> float:
@@ -92,6 +125,15 @@ def _fibred(mu: Measure, nu: Measure) -> tuple[Pair, Fibres, Fibres]:
     both = pair(mu, nu)
     ours, theirs = (merge(_label(one, name), both.batch, 1) for one, name in ((mu, "mu"), (nu, "nu")))
     return both, _fibres(both.w, ours), _fibres(both.v, theirs)
+
+
+def _alike(mu: Measure, nu: Measure) -> tuple[Pair, Fibres, Fibres]:
+    """The fibres of two measures with the same law of labels, or an error."""
+    both, ours, theirs = _fibred(mu, nu)
+    unlike = _unlike(ours, theirs, SAME[mu.dtype])
+    if unlike is not None:
+        _refuse(unlike, both.batch)
+    return both, ours, theirs
 
 
 def _label(mu: Measure, name: str) -> Tensor:
@@ -157,14 +199,21 @@ class Group(NamedTuple):
     own: Tensor  # (G,): which fibres
     x: Tensor  # (G, k, d)
     a: Tensor  # (G, k), weights within the fibre
+    atoms: Tensor  # (G, k), where they are among all of (B, n)
     y: Tensor  # (G, m, d)
     b: Tensor  # (G, m)
+    others: Tensor  # (G, m), among all of (B, m)
     space: Space
 
     @property
     def single(self) -> bool:
         """Whether there is only one way to transport."""
         return min(self.a.shape[-1], self.b.shape[-1]) == 1
+
+    @property
+    def clouds(self) -> tuple[Particles, Particles]:
+        """The fibres as measures of their own."""
+        return Particles(self.x, self.a, space=self.space), Particles(self.y, self.b, space=self.space)
 
     def spans(self) -> Tensor:
         """All distances, (G, k m)."""
@@ -182,9 +231,8 @@ class Group(NamedTuple):
         checks.require(
             not math.isinf(p), "p", p, "a label has several atoms in both measures", "choose a finite p"
         )
-        ours, theirs = (Particles(z, w, space=self.space) for z, w in ((self.x, self.a), (self.y, self.b)))
         try:
-            d = kinked(wasserstein(ours, theirs, p), lambda d: bool((d == 0).any()))
+            d = kinked(wasserstein(*self.clouds, p), lambda d: bool((d == 0).any()))
         except ConvergenceError as error:
             return error.result.distance, error.result.codes
         return d, torch.zeros_like(self.own)
@@ -216,15 +264,60 @@ def _groups(both: Pair, ours: Fibres, theirs: Fibres) -> Iterator[Group]:
     code = ours.size * (theirs.size.max() + 1) + theirs.size
     for one in code.unique():
         own = (code == one).nonzero()[:, 0]
-        x, a = _take(both.x, both.w, ours, own)
-        yield Group(own, x, a, *_take(both.y, both.v, theirs, own), both.space)
+        yield Group(own, *_take(both.x, both.w, ours, own), *_take(both.y, both.v, theirs, own), both.space)
 
 
-def _take(x: Tensor, w: Tensor, fibres: Fibres, own: Tensor) -> tuple[Tensor, Tensor]:
-    """The atoms (G, k, d) of fibres of equal size k, and their weights (G, k) within the fibre."""
+def _take(x: Tensor, w: Tensor, fibres: Fibres, own: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The atoms (G, k, d) of fibres of equal size k, their weights (G, k) within the fibre, their indices."""
     steps = torch.arange(int(fibres.size[own[0]]), device=own.device)
     atom = fibres.atom[fibres.start[own, None] + steps]
-    return x.flatten(0, 1)[atom], w.flatten()[atom] / fibres.mass[own, None]
+    return x.flatten(0, 1)[atom], w.flatten()[atom] / fibres.mass[own, None], atom
+
+
+# --- the plan ------------------------------------------------------------------------------------------
+
+
+def _gathered(both: Pair, ours: Fibres, theirs: Fibres, p: float) -> ExactTransport:
+    """The plans of all fibres as one."""
+    groups = list(_groups(both, ours, theirs))
+    plans = [solve(*g.clouds, p, on_failure="return") for g in groups]
+    theta = [((ours.mass + theirs.mass) / 2)[g.own] for g in groups]
+    costs, bounds = [
+        [share * getattr(plan, name) for share, plan in zip(theta, plans, strict=True)]
+        for name in ("cost", "bound")
+    ]
+    member, size = ours.member, len(both.w)
+    cost, bound = (_spread(groups, values, member, size, "sum") for values in (costs, bounds))
+    codes = _spread(groups, [plan.codes for plan in plans], member, size, "amax")
+    potentials = (_placed(groups, plans, both, side) for side in ("f", "g"))
+    numbers = (cost, cost ** (1 / p), bound, ratio((cost - bound).abs(), cost), codes)
+    parts = (*_padded(groups, plans, theta, both), *potentials, *numbers)
+    return ExactTransport(p, *(z.reshape((*both.batch, *z.shape[1:])) for z in parts))
+
+
+def _placed(groups: list[Group], plans: list[ExactTransport], both: Pair, side: str) -> Tensor:
+    """Potentials of the fibres in the places of their atoms, (B, n)."""
+    whole = torch.zeros_like(both.w if side == "f" else both.v)
+    places = [(g.atoms if side == "f" else g.others).flatten() for g in groups]
+    values = [getattr(plan, side).flatten() for plan in plans]
+    return whole.flatten().index_put((torch.cat(places),), torch.cat(values)).reshape(whole.shape)
+
+
+def _padded(
+    groups: list[Group], plans: list[ExactTransport], theta: list[Tensor], both: Pair
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, columns and masses of all fibres, (B, K); members with fewer are filled up without mass."""
+    n, m = both.w.shape[-1], both.v.shape[-1]
+    pairs = list(zip(groups, plans, strict=True))
+    rows = torch.cat([g.atoms.gather(-1, plan.rows).flatten() for g, plan in pairs])
+    cols = torch.cat([g.others.gather(-1, plan.cols).flatten() for g, plan in pairs])
+    mass = torch.cat([(t[:, None] * plan.mass).flatten() for t, plan in zip(theta, plans, strict=True)])
+    member, order = (rows // n).sort(stable=True)
+    count = torch.bincount(member, minlength=len(both.w))
+    place = member, places(count)
+    blank = rows.new_zeros(len(both.w), int(count.max()))
+    rows, cols = (blank.index_put(place, z[order]) for z in (rows % n, cols % m))
+    return rows, cols, mass.new_zeros(blank.shape).index_put(place, mass[order])
 
 
 # --- relaxed -------------------------------------------------------------------------------------------
@@ -254,7 +347,7 @@ class RelaxedConditional:
         return self.values[-1]
 
     @property
-    def gap(self) -> Tensor:
+    def shortfall(self) -> Tensor:
         """How far it is below the conditional distance, (*batch,)."""
         return self.conditional - self.distance
 
@@ -279,7 +372,7 @@ def relaxed_conditional(
     >>> import otflow as of
     >>> mu, nu = of.Particles([[0.0], [1.0]], label=[0, 1]), of.Particles([[1.0], [0.0]], label=[0, 1])
     >>> relaxed = relaxed_conditional(mu, nu, [0.25, 4.0])
-    >>> relaxed.values, relaxed.moved, relaxed.gap.item()
+    >>> relaxed.values, relaxed.moved, relaxed.shortfall.item()
     (tensor([0.5000, 1.0000], dtype=torch.float64), tensor([1., 0.], dtype=torch.float64), 0.0)
     """
     loud = checks.raises(on_failure)

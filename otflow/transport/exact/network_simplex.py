@@ -22,10 +22,9 @@ says is proved by the same potentials, a tile of costs at a time.
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,7 +140,7 @@ def _extend(c: Any, answer: Answer, i: Array, j: Array) -> tuple[Array, Array]:
 def _solve(problem: SimplexProblem, start: Guess | None) -> Answer:
     """The answer where every atom has mass."""
     n, m = problem.D.shape
-    if start is not None and n * m > SMALL and has_sparse():
+    if start is not None and n * m > SMALL:
         answer = _nearby(problem, start)
         if answer is not None:
             return answer
@@ -358,11 +357,3 @@ def _emd(problem: SimplexProblem, c: Any) -> tuple[Any, Array, Array, int]:
         warnings.simplefilter("ignore")
         plan, log = ot.emd(problem.a, problem.b, c, numItermax=pivots, log=True, check_marginals=False)
     return plan, log["u"], log["v"], {1: 0, 3: code("max_iter")}.get(log["result_code"], code("uncertified"))
-
-
-@cache
-def has_sparse() -> bool:
-    """Whether POT takes sparse costs, as it does since it takes potentials to start from."""
-    import ot
-
-    return "potentials_init" in inspect.signature(ot.emd).parameters

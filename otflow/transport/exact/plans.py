@@ -30,22 +30,22 @@ class Coupling(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Plan:
+class ExactTransport:
     """An optimal coupling P of two measures for the cost d(x, y)^p, with a proof of optimality.
 
     The potentials satisfy f_i + g_j <= d(x_i, y_j)^p, so that
 
-        bound = sum_i mu_i f_i + sum_j nu_j g_j  <=  W_p^p  <=  value = sum_k mass_k d(x_rows_k, y_cols_k)^p,
+        bound = sum_i mu_i f_i + sum_j nu_j g_j  <=  W_p^p  <=  cost = sum_k mass_k d(x_rows_k, y_cols_k)^p,
 
-    all up to a few units of rounding. Everything here is a number in double precision, without derivatives:
-    `wasserstein` has them.
+    all up to a few units of rounding. From `solve_conditional` they satisfy this for equal labels, and the
+    bound is one of the conditional distance. Everything here is a number in double precision, without
+    derivatives: `wasserstein` and `conditional_wasserstein` have them.
 
     >>> import otflow as of
-    >>> from otflow.transport.exact.wasserstein import solve
-    >>> plan = solve(of.Particles([[0.0], [1.0]]), of.Particles([[3.0], [1.0]]))
-    >>> plan
-    Plan(n=2, m=2, p=2, distance=1.58114, gap=0, status='ok')
-    >>> plan.matrix()
+    >>> found = of.solve(of.Particles([[0.0], [1.0]]), of.Particles([[3.0], [1.0]]))
+    >>> found
+    ExactTransport(n=2, m=2, p=2, distance=1.58114, gap=0, status='ok')
+    >>> found.plan
     tensor([[0.0000, 0.5000],
             [0.5000, 0.0000]], dtype=torch.float64)
     """
@@ -56,10 +56,10 @@ class Plan:
     mass: Tensor  # (*batch, k), padded by zeros
     f: Tensor  # (*batch, n)
     g: Tensor  # (*batch, m)
-    value: Tensor  # (*batch,), W_p^p
+    cost: Tensor  # (*batch,), W_p^p
     distance: Tensor  # (*batch,), W_p
     bound: Tensor  # (*batch,)
-    gap: Tensor  # (*batch,), |value - bound| / value, 0 if the value is 0
+    gap: Tensor  # (*batch,), |cost - bound| / cost, 0 if the cost is 0
     codes: Tensor  # (*batch,)
 
     @property
@@ -69,16 +69,23 @@ class Plan:
 
     @property
     def batch(self) -> torch.Size:
-        return self.value.shape
+        """Shape of the leading axes."""
+        return self.cost.shape
 
-    def matrix(self) -> Tensor:
-        """The dense plan P, (*batch, n, m)."""
-        n, m = self.f.shape[-1], self.g.shape[-1]
-        good = self.batch.numel() * n * m <= LARGEST
-        rule = f"a dense plan may have {LARGEST} entries"
-        checks.require(good, "the shape of the plan", (*self.batch, n, m), rule, "use rows, cols and mass")
-        flat = torch.zeros(*self.batch, n * m, dtype=self.mass.dtype, device=self.mass.device)
-        return flat.scatter_add(-1, self.rows * m + self.cols, self.mass).reshape(*self.batch, n, m)
+    @property
+    def potentials(self) -> tuple[Tensor, Tensor]:
+        """f and g."""
+        return self.f, self.g
+
+    @property
+    def certificates(self) -> dict[str, Tensor]:
+        """The relative duality gap, as ``gap``."""
+        return {"gap": self.gap}
+
+    @property
+    def plan(self) -> Tensor:
+        """P as a dense (*batch, n, m); ``rows``, ``cols`` and ``mass`` are the same without the zeros."""
+        return dense(self.rows, self.cols, self.mass, (self.f.shape[-1], self.g.shape[-1]))
 
     def average(self, z: Tensor) -> Tensor:
         """sum_j P_ij z_j / sum_j P_ij, (*batch, n, e), for z (*batch, m, e); 0 for atoms without mass.
@@ -88,9 +95,8 @@ class Plan:
         Reference: Ambrosio, Gigli and Savare 2008, "Gradient flows", Definition 5.4.2.
 
         >>> import otflow as of
-        >>> from otflow.transport.exact.wasserstein import solve
         >>> mu, nu = of.Particles([[0.0]]), of.Particles([[1.0], [3.0]], w=[0.25, 0.75])
-        >>> solve(mu, nu).average(nu.x)
+        >>> of.solve(mu, nu).average(nu.x)
         tensor([[2.5000]], dtype=torch.float64)
         """
         z = z.to(self.mass.dtype).expand(*self.batch, *z.shape[-2:])
@@ -104,8 +110,8 @@ class Plan:
 
     def _repr_html_(self) -> str:
         size, ended = (self.f.shape[-1], self.g.shape[-1]), summary(self.status)
-        rows = {"atoms": f"{size[0]} x {size[1]}", "p": self.p, "distance": self.distance, "cost": self.value}
-        return table("Plan", rows | {"gap, at worst": self.gap.max(), "status": ended})
+        rows = {"atoms": f"{size[0]} x {size[1]}", "p": self.p, "distance": self.distance, "cost": self.cost}
+        return table("ExactTransport", rows | {"gap, at worst": self.gap.max(), "status": ended})
 
     def __repr__(self) -> str:
         n, m = self.f.shape[-1], self.g.shape[-1]
@@ -113,10 +119,20 @@ class Plan:
         distance = f", distance={self.distance.item():g}" if self.batch.numel() == 1 else ""
         gap = self.gap.max().item()
         ended = self.status if not self.batch else sorted(set(self.status.flatten().tolist()))
-        return f"Plan(n={n}, m={m}{batch}, p={self.p:g}{distance}, gap={gap:.1g}, status={ended!r})"
+        return f"ExactTransport(n={n}, m={m}{batch}, p={self.p:g}{distance}, gap={gap:.1g}, status={ended!r})"
 
 
-def plan_of(c: Coupling, p: float, batch: torch.Size) -> Plan:
+def dense(rows: Tensor, cols: Tensor, mass: Tensor, shape: tuple[int, int]) -> Tensor:
+    """The matrix (*batch, n, m) with these entries, those at the same place added."""
+    (n, m), batch = shape, mass.shape[:-1]
+    good = batch.numel() * n * m <= LARGEST
+    rule = f"a dense plan may have {LARGEST} entries"
+    checks.require(good, "plan.shape", (*batch, n, m), rule, "use rows, cols and mass")
+    flat = torch.zeros(*batch, n * m, dtype=mass.dtype, device=mass.device)
+    return flat.scatter_add(-1, rows * m + cols, mass).reshape(*batch, n, m)
+
+
+def in_units(c: Coupling, p: float, batch: torch.Size) -> ExactTransport:
     """A coupling in units of length^p."""
     scale, largest = c.unit**p, torch.finfo(c.value.dtype).max
     value, bound = c.value * scale, c.bound * scale
@@ -130,4 +146,4 @@ def plan_of(c: Coupling, p: float, batch: torch.Size) -> Plan:
         *(c.rows, c.cols, c.mass, *((h * scale[:, None]).clamp(max=largest) for h in (c.f, c.g))),
         *(value, c.value ** (1 / p) * c.unit, bound, gap, c.codes),
     )
-    return Plan(p, *(z.reshape((*batch, *z.shape[1:])) for z in fields))
+    return ExactTransport(p, *(z.reshape((*batch, *z.shape[1:])) for z in fields))

@@ -16,7 +16,7 @@ from torch import Tensor
 from otflow.base import checks
 from otflow.base.spaces import Space
 from otflow.measures import Measure, Particles
-from otflow.transport.comparable import exponent, merge, pair
+from otflow.transport.comparable import exponent, merge, pair, places
 from otflow.transport.exact.conditional import conditional_wasserstein
 from otflow.transport.exact.network_simplex import negligible
 
@@ -114,10 +114,10 @@ class QuantileSteps(NamedTuple):
         count = torch.where(pieces.kept, self.size.gather(-1, fibre), 0)
         piece = torch.arange(B * K, device=count.device).repeat_interleave(count.flatten())
         member, own = piece // K, fibre.flatten()[piece]
-        atom = self.order[member, (self.size.cumsum(-1) - self.size)[member, own] + _place(count.flatten())]
+        atom = self.order[member, (self.size.cumsum(-1) - self.size)[member, own] + places(count.flatten())]
         share = pieces.length.flatten()[piece] * (self.w[member, atom] / self.mass[member, own])
         # Members with fewer copies are filled up by atoms without mass.
-        place = (member, _place(count.sum(-1)))
+        place = (member, places(count.sum(-1)))
         blank = count.new_zeros(B, int(count.sum(-1).max()))
         w = share.new_zeros(blank.shape).index_put(place, share)
         atoms, label = blank.index_put(place, atom), blank.index_put(place, piece % K)
@@ -129,12 +129,6 @@ def _ends(mass: Tensor) -> Tensor:
     last = (mass > 0).sum(-1, keepdim=True) - 1
     inner = torch.arange(mass.shape[-1], device=mass.device) < last
     return torch.where(inner, mass.cumsum(-1).clamp(max=1.0), 1.0)
-
-
-def _place(count: Tensor) -> Tensor:
-    """0, ..., count_1 - 1, 0, ..., count_2 - 1, and so on."""
-    before = (count.cumsum(0) - count).repeat_interleave(count)
-    return torch.arange(len(before), device=count.device) - before
 
 
 def _common(ours: QuantileSteps, theirs: QuantileSteps) -> QuantilePieces:

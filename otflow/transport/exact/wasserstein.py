@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import singledispatch
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -15,12 +15,15 @@ from otflow.base import checks
 from otflow.base.errors import ConvergenceError
 from otflow.base.kernels import row_tiles
 from otflow.base.spaces import Euclidean, Space
-from otflow.measures import Gaussian, Measure
+from otflow.measures import Gaussian, Grid, Measure, Particles, Quantiles
+from otflow.transport.bures.geometry import bures_wasserstein
+from otflow.transport.bures.plans import GaussianTransport, solve_gaussians
 from otflow.transport.comparable import Pair, exponent, pair, root
 from otflow.transport.exact import envelope, network_simplex
 from otflow.transport.exact.column_generation import LazyDistances, distances
 from otflow.transport.exact.line import line, units
-from otflow.transport.exact.plans import Coupling, Plan, plan_of
+from otflow.transport.exact.plans import Coupling, ExactTransport, in_units
+from otflow.transport.result import Transport
 
 # Order p, at most: 2^500 and 2^-500, powers of numbers between 1/2 and 2, are far from the ends of float64.
 LARGEST = 500
@@ -29,19 +32,53 @@ BYTES = 64  # of memory per pair of atoms while the simplex works, up to `LARGE`
 SPARSE = 2**14  # of memory per atom, beyond
 
 
+@overload
+def solve(
+    mu: Gaussian,
+    nu: Gaussian,
+    p: float = 2,
+    *,
+    start: ExactTransport | None = None,
+    on_failure: Literal["raise", "return"] = "raise",
+) -> GaussianTransport: ...
+
+
+@overload
+def solve(
+    mu: Particles | Grid,
+    nu: Particles | Grid,
+    p: float = 2,
+    *,
+    start: ExactTransport | None = None,
+    on_failure: Literal["raise", "return"] = "raise",
+) -> ExactTransport: ...
+
+
+@overload
 def solve(
     mu: Measure,
     nu: Measure,
     p: float = 2,
     *,
-    start: Plan | None = None,
+    start: ExactTransport | None = None,
     on_failure: Literal["raise", "return"] = "raise",
-) -> Plan:
-    """The coupling P of mu and nu that minimises sum_ij P_ij d(x_i, y_j)^p, as a `Plan` that proves it.
+) -> Transport: ...
 
-    d is the geodesic distance of the space. The plan is certified: its cost exceeds a lower bound from
-    duality by at most 1e-9 of itself (``gap``), at every scale and also for tight clusters far apart, or
-    else the status is not "ok". Masses are taken as known up to (n + m) units of rounding.
+
+def solve(
+    mu: Measure,
+    nu: Measure,
+    p: float = 2,
+    *,
+    start: ExactTransport | None = None,
+    on_failure: Literal["raise", "return"] = "raise",
+) -> Transport:
+    """The coupling P of mu and nu that minimises sum_ij P_ij d(x_i, y_j)^p, with a proof that it does.
+
+    Between clouds and densities this is an `ExactTransport`, and d is the geodesic distance of the space. The
+    plan is certified: its cost exceeds a lower bound from duality by at most 1e-9 of itself (``gap``), at
+    every scale and also for tight clusters far apart, or else the status is not "ok". Masses are taken as
+    known up to (n + m) units of rounding.
 
     On the line this takes O(n log n) time and O(n) memory. Elsewhere a network simplex takes about 0.1 s
     for 1000 atoms, 0.5 s for 2000 and then four to five times as much for twice as many, and 64 n m bytes up
@@ -50,9 +87,12 @@ def solve(
     atoms, or p = 1 in the plane, take up to three times as long. What would take more memory than the machine
     has is refused before it starts.
 
+    Between Gaussians the plan is known in closed form, for p = 2: a `GaussianTransport`.
+
     Args:
         mu, nu: `Particles` on the same space, or densities on a `Grid`, which count as atoms in the centres
-            of the cells. Their batches broadcast. Labels are ignored.
+            of the cells; or two `Gaussian`. Their batches broadcast. Labels are ignored: `solve_conditional`
+            keeps them.
         p: the order, from 1 to 500.
         start: the plan of a nearby problem with as many atoms, say of the step before. It makes problems
             with 500 atoms or more two to five times faster as long as the atoms have moved by less than
@@ -66,23 +106,27 @@ def solve(
     >>> import otflow as of
     >>> mu = of.Particles([[0.0, 0.0], [1.0, 0.0]])
     >>> nu = of.Particles([[1.0, 1.0], [0.0, 1.0], [0.0, 2.0]])
-    >>> plan = solve(mu, nu)
-    >>> plan.value.item(), plan.status
+    >>> found = solve(mu, nu)
+    >>> found.cost.item(), found.status
     (2.1667, 'ok')
-    >>> (mu.w @ plan.f + nu.w @ plan.g).item()  # the lower bound
+    >>> f, g = found.potentials
+    >>> (mu.w @ f + nu.w @ g).item()  # the lower bound
     2.1667
     """
     strict = checks.raises(on_failure)
+    if isinstance(mu, Gaussian):
+        return solve_gaussians(mu, _other_gaussian(nu, p))
     p, both = _order(p), pair(mu, nu)
-    plan = plan_of(_couple(both, p, start), p, both.batch)
+    plan = in_units(_couple(both, p, start), p, both.batch)
     return _trusted(plan) if strict else plan
 
 
 @singledispatch
-def wasserstein(mu: Measure, nu: Measure, p: float = 2, *, start: Plan | None = None) -> Tensor:
-    """W_p(mu, nu) = (min_P sum_ij P_ij d(x_i, y_j)^p)^(1/p), shape (*batch,); p = 2 for two Gaussians.
+def wasserstein(mu: Measure, nu: Measure, p: float = 2, *, start: ExactTransport | None = None) -> Tensor:
+    """W_p(mu, nu) = (min_P sum_ij P_ij d(x_i, y_j)^p)^(1/p), shape (*batch,).
 
-    Between atoms the minimum is exact and certified, see `solve`. Labels are ignored.
+    Between atoms the minimum is exact and certified, see `solve`. Between two Gaussians, and between two
+    quantile functions, there is a closed form for p = 2. Labels are ignored.
 
     Differentiable in points and weights by the envelope theorem, the plan standing still: right wherever the
     optimal plan (for weights: the pair of potentials) is unique, and else one of the possible slopes. The
@@ -90,9 +134,9 @@ def wasserstein(mu: Measure, nu: Measure, p: float = 2, *, start: Plan | None = 
     derivatives are refused there unless they exist, and so are those in weights and points together.
 
     Args:
-        mu, nu: `Particles` on the same space, densities on a `Grid`, or two `Gaussian`.
+        mu, nu: `Particles` on the same space, densities on a `Grid`, two `Gaussian`, or two `Quantiles`.
         p: the order, from 1 to 500.
-        start: the `Plan` of a nearby problem, to save time.
+        start: the solution of a nearby problem, to save time.
 
     >>> from otflow import wasserstein
     >>> import otflow as of
@@ -102,29 +146,39 @@ def wasserstein(mu: Measure, nu: Measure, p: float = 2, *, start: Plan | None = 
     p, both = _order(p), pair(mu, nu)
     c = _couple(both, p, start)
     if bool((c.codes != 0).any()):
-        _trusted(plan_of(c, p, both.batch))
+        _trusted(in_units(c, p, both.batch))
     distance = root(envelope.value(both, c, p), p) * c.unit
     return distance.reshape(both.batch).to(mu.dtype)
 
 
 def w2(mu: Measure, nu: Measure, *, start: Any = None) -> Any:
     """A plan for W2, which may serve as the next ``start``; its ``distance`` has derivatives if asked for."""
-    plan = solve(mu, nu, start=start)
+    plan = checks.instance(solve(mu, nu, start=start), ExactTransport, "plan")
     if torch.is_grad_enabled() and (mu.requires_grad or nu.requires_grad):
         return replace(plan, distance=wasserstein(mu, nu, start=plan))
     return replace(plan, distance=plan.distance.to(mu.dtype))
 
 
 @wasserstein.register(Gaussian)
-def _(mu: Gaussian, nu: Measure, p: float = 2, *, start: Plan | None = None) -> Tensor:
-    from otflow.transport.bures.geometry import bures_wasserstein
+def _(mu: Gaussian, nu: Measure, p: float = 2, *, start: Any = None) -> Tensor:
+    return bures_wasserstein(mu, _other_gaussian(nu, p))
 
+
+@wasserstein.register(Quantiles)
+def _(mu: Quantiles, nu: Measure, p: float = 2, *, start: Any = None) -> Tensor:
+    rule = "between quantile functions only W2 is known"
+    checks.require(p == 2, "p", repr(p), rule, "use p=2")
+    return mu.distance(checks.instance(nu, Quantiles, "nu"))
+
+
+def _other_gaussian(nu: Measure, p: float) -> Gaussian:
+    """nu, if it and p are what the closed form between Gaussians needs."""
     if not isinstance(nu, Gaussian):
         checks.fail(
             "nu", repr(nu), "mu is a Gaussian, which has no atoms", "sample mu, or pass two Gaussians"
         )
     checks.require(p == 2, "p", repr(p), "between Gaussians only p = 2 is known", "use p=2, or sample both")
-    return bures_wasserstein(mu, nu)
+    return nu
 
 
 def _order(p: float) -> float:
@@ -134,7 +188,7 @@ def _order(p: float) -> float:
     return p
 
 
-def _trusted(plan: Plan) -> Plan:
+def _trusted(plan: ExactTransport) -> ExactTransport:
     """The plan itself, or an error unless all of it is certified."""
     bad = plan.codes != 0
     if bool(bad.any()):
@@ -147,7 +201,7 @@ def _trusted(plan: Plan) -> Plan:
     return plan
 
 
-def _couple(both: Pair, p: float, start: Plan | None) -> Coupling:
+def _couple(both: Pair, p: float, start: ExactTransport | None) -> Coupling:
     """Certified plans, on the cheapest way there is."""
     x, y = checks.finite(both.x.detach(), "mu"), checks.finite(both.y.detach(), "nu")
     w, v = checks.finite(both.w.detach(), "weights of mu"), checks.finite(both.v.detach(), "weights of nu")
@@ -178,18 +232,17 @@ def _check_memory(n: int, m: int) -> None:
     """Refuse a problem that does not fit into memory, because else the system would kill the process."""
     need, have = SPARSE * (n + m) if _is_large(n, m) else BYTES * n * m, _memory()
     if need > have:
-        newer = "" if network_simplex.has_sparse() else ", or a newer POT"
         checks.fail(
             "n, m",
             (n, m),
             f"exact transport would take {need / 2**30:.1f} GiB, and this machine has {have / 2**30:.1f} GiB",
-            f"use fewer atoms, sliced_wasserstein or sinkhorn_divergence{newer}",
+            "use fewer atoms, sliced_wasserstein or sinkhorn_divergence",
         )
 
 
 def _is_large(n: int, m: int) -> bool:
-    """Whether to look at distances a tile at a time, as newer versions of POT allow."""
-    return n * m > LARGE and network_simplex.has_sparse()
+    """Whether to look at distances a tile at a time."""
+    return n * m > LARGE
 
 
 def _memory() -> int:
@@ -200,7 +253,7 @@ def _memory() -> int:
     return 8 * 2**30
 
 
-def _guesses(start: Plan | None, both: Pair) -> list[network_simplex.Guess | None]:
+def _guesses(start: ExactTransport | None, both: Pair) -> list[network_simplex.Guess | None]:
     """A start for each member of the batch, from the plan of a nearby problem."""
     if start is None:
         return [None] * len(both.x)

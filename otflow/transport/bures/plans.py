@@ -1,0 +1,204 @@
+"""Optimal plans between Gaussians in closed form, exact and entropic, as one kind of solution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otflow.base import checks, status
+from otflow.base.linalg import ratio, symmetric
+from otflow.base.spaces import power_of_two
+from otflow.base.tables import table
+from otflow.measures import Gaussian
+from otflow.transport.bures.entropic import blurred
+from otflow.transport.bures.geometry import AffineMap, aligned, bures_map, bures_wasserstein, matched
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class QuadraticFunction:
+    """x -> c + b.(x - m) + (x - m).A (x - m), on points (*batch, n, d): a potential between Gaussians.
+
+    >>> import torch
+    >>> from otflow.transport.bures.plans import QuadraticFunction
+    >>> one = torch.ones(1)
+    >>> QuadraticFunction(torch.tensor(3.0), 2 * one, torch.eye(1), one)(torch.tensor([[1.0], [2.0]]))
+    tensor([3., 6.])
+    """
+
+    constant: Tensor  # (*batch,)
+    slope: Tensor  # (*batch, d)
+    matrix: Tensor  # (*batch, d, d)
+    centre: Tensor  # (*batch, d)
+
+    def __call__(self, x: Any) -> Tensor:
+        u = checks.alike(checks.tensor(x, "x"), "x", self.centre, "the potential")
+        good = u.ndim >= 2 and u.shape[-1] == self.centre.shape[-1]
+        rule = f"points have shape (*batch, n, {self.centre.shape[-1]})"
+        checks.require(good, "x.shape", u.shape, rule, "for one point pass x[None]")
+        u = u - self.centre[..., None, :]
+        return self.constant[..., None] + (u * (self.slope[..., None, :] + u @ self.matrix)).sum(-1)
+
+    def __repr__(self) -> str:
+        return f"QuadraticFunction(d={self.centre.shape[-1]})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GaussianTransport:
+    """The optimal plan between two Gaussians for the cost |x - y|^2, in closed form: itself a Gaussian.
+
+    From `solve`, which minimises E|x - y|^2, or from `sinkhorn`, which minimises E|x - y|^2 + eps KL(P | mu
+    nu). Costs, ``cross`` and ``map`` have derivatives in means and roots; potentials and plan are numbers.
+
+    Attributes:
+        cost: E|x - y|^2 under the plan, (*batch,).
+        regularised_cost: cost + eps KL(P | mu nu), (*batch,); the cost itself if eps = 0.
+        distance: the root of the cost, (*batch,).
+        eps: the regularisation, 0 for exact transport.
+        cross: the cross-covariance E (x - m1)(y - m2)^T, (*batch, d, d).
+        map: the conditional mean x -> E[y | x], an `AffineMap`: the optimal map if eps = 0 and there is one,
+            which ``map.status`` tells.
+        plan: the joint law of (x, y), a `Gaussian` in R^(2d), singular if eps = 0.
+        certificates: ``residual``, how far the plan is from the condition of optimality, relative to its
+            size: that R1^T R2 U is symmetric and positive, or that M = (I - M M^T)(2 / eps) R1^T R2.
+        status: "ok": there always is a plan.
+
+    >>> import otflow as of
+    >>> mu, nu = of.Gaussian([0.0], cov=[[1.0]]), of.Gaussian([3.0], cov=[[25.0]])
+    >>> found = of.solve(mu, nu)
+    >>> found.distance.item(), found.map([[1.0]]).item(), found.plan.cov.tolist()
+    (5.0, 8.0, [[1.0, 5.0], [5.0, 25.0]])
+    >>> f, g = found.potentials  # f(x) + g(y) <= |x - y|^2, with equality along the map
+    >>> (f([[1.0]]) + g([[8.0]])).item(), (f([[1.0]]) + g([[7.0]])).item() <= 36.0
+    (49.0, True)
+    """
+
+    cost: Tensor
+    regularised_cost: Tensor
+    distance: Tensor
+    eps: float
+    cross: Tensor
+    map: AffineMap
+    plan: Gaussian
+    back: AffineMap  # y -> E[x | y]
+    certificates: dict[str, Tensor]
+    status: Any
+
+    @property
+    def batch(self) -> torch.Size:
+        """Shape of the leading axes."""
+        return self.cost.shape
+
+    @property
+    def potentials(self) -> tuple[QuadraticFunction, QuadraticFunction]:
+        """f and g, each with half of the constant: E f + E g = regularised_cost, and f + g <= c if eps = 0.
+
+        Since grad f(x) = 2 (x - E[y | x]), and likewise for g. Refused where no map leads from mu to nu or
+        back, as between laws of different rank: potentials of exact transport are infinite there.
+        """
+        rule = "they are infinite where one covariance is singular and the other is not"
+        good = all(status.all_ok(one.status) for one in (self.map, self.back))
+        checks.require(good, "potentials", self, rule, "use plan, or sinkhorn with a small eps")
+        with torch.no_grad():
+            f, g = _bowl(self.map), _bowl(self.back)
+            d = self.cross.shape[-1]
+            total = self.regularised_cost - _mean(f, self.plan.root[..., :d, :])
+            total = total - _mean(g, self.plan.root[..., d:, :])
+            return replace(f, constant=total / 2), replace(g, constant=total / 2)
+
+    def _repr_html_(self) -> str:
+        rows = {"d": self.cross.shape[-1], "eps": self.eps, "distance": self.distance, "cost": self.cost}
+        return table("GaussianTransport", rows | {"status": status.summary(self.status)})
+
+    def __repr__(self) -> str:
+        batch = f", batch={tuple(self.batch)}" if self.batch else f", distance={self.distance.item():g}"
+        eps = f", eps={self.eps:g}" if self.eps else ""
+        return f"GaussianTransport(d={self.cross.shape[-1]}{batch}{eps}, {status.summary(self.status)!r})"
+
+
+def _bowl(f: AffineMap) -> QuadraticFunction:
+    """The function with gradient 2 (x - f(x)) that vanishes in the mean."""
+    eye = torch.eye(f.matrix.shape[-1], dtype=f.matrix.dtype, device=f.matrix.device)
+    matrix = symmetric(eye - f.matrix.detach())
+    shift = 2 * (f.source - f.target).detach()
+    return QuadraticFunction(torch.zeros_like(shift[..., 0]), shift, matrix, f.source.detach())
+
+
+def _mean(f: QuadraticFunction, root: Tensor) -> Tensor:
+    """E f(m + R z), up to the constant."""
+    return (root * (f.matrix @ root)).sum((-1, -2))
+
+
+def solve_gaussians(mu: Gaussian, nu: Gaussian) -> GaussianTransport:
+    """Exact transport between Gaussians: `solve` for them."""
+    mu, nu = matched(mu, nu)
+    distance = bures_wasserstein(mu, nu)
+    units = [power_of_two(g.root.detach().double()) for g in (mu, nu)]
+    a, b = aligned(*(g.root.double() / unit for g, unit in zip((mu, nu), units, strict=True)))
+    cost, residual = distance.square(), _asymmetry(a, b).to(mu.dtype)
+    return GaussianTransport(
+        cost,
+        cost,
+        distance,
+        0.0,
+        cross=(a @ b.mT * units[0] * units[1]).to(mu.dtype),
+        map=bures_map(mu, nu, on_failure="return"),
+        plan=_joint(mu, nu, torch.cat([a * units[0], b * units[1]], -2)),
+        back=bures_map(nu, mu, on_failure="return"),
+        certificates={"residual": residual},
+        status=_fine(cost),
+    )
+
+
+def sinkhorn_gaussians(mu: Gaussian, nu: Gaussian, eps: float) -> GaussianTransport:
+    """Entropic transport between Gaussians: `sinkhorn` for them.
+
+    Tends to W2^2 and the optimal map as eps -> 0, to E|x - y|^2 under independence and a constant map as
+    eps -> infinity. ``regularised_cost`` has second derivatives. Where S1 is singular, ``map`` is the limit
+    of those of invertible covariances; off the support of mu its slope may reach 2 |S2| / eps.
+
+    References: Janati, Muzellec, Peyré and Cuturi, Entropic optimal transport between unbalanced Gaussian
+    measures has a closed form, 2020, Theorem 1.
+
+    >>> from otflow import Gaussian
+    >>> from otflow.transport.bures.plans import sinkhorn_gaussians
+    >>> mu, nu = Gaussian([0.0], root=[[1.0]]), Gaussian([1.0], root=[[2.0]])
+    >>> found = sinkhorn_gaussians(mu, nu, 6.0)
+    >>> found.cross.item(), found.cost.item(), found.map([[2.0]]).item()
+    (1.0, 4.0, 3.0)
+    """
+    mu, nu = matched(mu, nu)
+    found = blurred(mu, nu, eps)
+    cost = found.cost.to(mu.dtype)
+    return GaussianTransport(
+        cost,
+        found.regularised_cost.to(mu.dtype),
+        found.cost.sqrt().to(mu.dtype),
+        eps,
+        cross=found.cross.to(mu.dtype),
+        map=AffineMap(found.forward.to(mu.dtype), mu.mean, nu.mean),
+        plan=_joint(mu, nu, found.root),
+        back=AffineMap(found.backward.to(mu.dtype), nu.mean, mu.mean),
+        certificates={"residual": found.residual.to(mu.dtype)},
+        status=_fine(cost),
+    )
+
+
+def _fine(cost: Tensor) -> Any:
+    return status.names(torch.zeros(cost.shape, dtype=torch.long))
+
+
+def _joint(mu: Gaussian, nu: Gaussian, root: Tensor) -> Gaussian:
+    """The law of (x, y), (*batch, 2d)."""
+    return Gaussian(torch.cat([mu.mean, nu.mean], -1).detach(), root=root.detach().to(mu.dtype))
+
+
+@torch.no_grad()
+def _asymmetry(a: Tensor, b: Tensor) -> Tensor:
+    """How far N = A^T B is from (N^T N)^(1/2), relative, (*batch,): 0 if no rotation brings B nearer to A."""
+    n = a.mT @ b
+    _, s, yt = torch.linalg.svd(n)
+    off = (n - (yt.mT * s[..., None, :]) @ yt).square().sum((-1, -2)).sqrt()
+    return ratio(off, s.square().sum(-1).sqrt())
