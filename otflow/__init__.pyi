@@ -57,7 +57,7 @@ from .fields import (
     VelocityField,
 )
 from .measures import Gaussian, Grid, Measure, Particles, Quantiles
-from .metrics import Metric, Twisted, Wasserstein, distance, twisted_wasserstein
+from .metrics import Metric, Twisted, Wasserstein, distance
 from .stability import adversary, coupled, ladder
 from .steppers import (
     JKO,
@@ -175,7 +175,6 @@ __all__ = [
     "stability",
     "steppers",
     "transport",
-    "twisted_wasserstein",
     "wasserstein",
 ]
 __version__: str

@@ -79,7 +79,7 @@ class SinkhornAttention(Attention):
             kernel = AbsorbedKernel(Bilinear(q_, k_), w_, w_, symmetric=_symmetric(m))
             known = carry.state if carry else None
             start = known.reshape(w_.shape) if known is not None and known.numel() == w_.numel() else None
-            s = scale(kernel, o.scaler, tol=o.tol, max_iter=o.max_iter, start=start)
+            s = scale(kernel, o.engine, tol=o.tol, max_iter=o.max_iter, start=start)
         worst = float(s.error.max())
         message = f"Sinkhorn scaling: marginal error {worst:.2e} after {s.sweeps} sweeps, tol = {o.tol:.2e}"
         G = s.G.reshape(*batch, -1)

@@ -1,7 +1,7 @@
 """Metrics on measures: how a differential becomes a velocity, what a move costs, how far measures are."""
 
 from otflow.metrics.base import Metric, Wasserstein, distance, path_action
-from otflow.metrics.geodesic import TwistedGeodesic, twisted_wasserstein
+from otflow.metrics.geodesic import TwistedTransport, solve_twisted
 from otflow.metrics.partition import Partition
 from otflow.metrics.twisted import Twisted, twist
 
@@ -9,10 +9,10 @@ __all__ = [
     "Metric",
     "Partition",
     "Twisted",
-    "TwistedGeodesic",
+    "TwistedTransport",
     "Wasserstein",
     "distance",
     "path_action",
     "twist",
-    "twisted_wasserstein",
+    "solve_twisted",
 ]

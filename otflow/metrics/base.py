@@ -75,7 +75,7 @@ def distance(mu: Measure, nu: Measure, metric: Metric) -> Tensor:
     For `Wasserstein()` the measures decide what that is: W2 for `Particles` and densities on a `Grid`,
     conditional W2 (mass keeps its label) for particles that are labelled, Bures-Wasserstein for Gaussians.
     `Twisted` by a constant matrix M it is the same between the images under M^(1/2); with a weight there is
-    no formula, and `twisted_wasserstein` gives bounds.
+    no formula, and `solve_twisted` gives bounds.
 
     >>> from otflow import distance
     >>> import otflow as of

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,12 +15,17 @@ from torch import Tensor
 
 from otflow.base import checks, status
 from otflow.base.errors import ConvergenceError, InputError, NotFiniteError
-from otflow.base.linalg import widen
+from otflow.base.linalg import ratio, sqrtm, widen
+from otflow.base.tables import table
 from otflow.base.tangent import Tangent
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.metrics.base import distance
 from otflow.metrics.bounds import GroundDistances, lower_bound
 from otflow.metrics.twisted import Twisted, flatten, in_double, straight_action, weight_at
+from otflow.transport.result import Transport
+
+if TYPE_CHECKING:
+    from otflow.transport.exact.plans import ExactTransport
 
 FAR = 1e10  # the objective where a weight is not defined; chosen: it is 1 for the straight path
 
@@ -28,8 +33,8 @@ FAR = 1e10  # the objective where a weight is not defined; chosen: it is 1 for t
 FINER = 8  # parts of a piece, to check the quadrature of its length; chosen
 
 
-@dataclass(frozen=True, eq=False)
-class TwistedGeodesic:
+@dataclass(frozen=True, eq=False, repr=False)
+class TwistedTransport:
     """Bounds of a twisted distance, and the path whose length is the upper one.
 
     Attributes:
@@ -37,6 +42,8 @@ class TwistedGeodesic:
         lower: what no path can be shorter than, (*batch,); 0 if nothing is known.
         path: measures from mu to nu, at equal times.
         refinements: the upper bounds found with more and more measures on the path, (levels, *batch).
+        coupling: the solution of W2 between the images under M^(1/2), whose matching the path follows.
+        metric: the metric.
         status: "ok", or why the path is not the shortest with its number of measures; an array for a batch.
     """
 
@@ -44,19 +51,71 @@ class TwistedGeodesic:
     lower: Tensor
     path: list[Measure]
     refinements: Tensor
+    coupling: Transport
+    metric: Twisted
     status: Any
 
-    def __repr__(self) -> str:
-        ended = status.summary(self.status)
-        return f"TwistedGeodesic(upper={self.upper}, lower={self.lower}, status={ended!r})"
+    @property
+    def batch(self) -> torch.Size:
+        """Shape of the leading axes."""
+        return self.upper.shape
 
     @property
     def distance(self) -> Tensor:
-        """The upper bound, (*batch,)."""
+        """The upper bound, (*batch,); the distance itself if there is no weight."""
         return self.upper
 
+    @property
+    def cost(self) -> Tensor:
+        """The action of the path, which is the square of its length, (*batch,)."""
+        return self.upper.square()
 
-def twisted_wasserstein(
+    @property
+    def plan(self) -> Any:
+        """Which atom goes where, (*batch, n, m); between Gaussians the joint law of (x, y)."""
+        coupled = self.coupling.plan
+        if not isinstance(coupled, Gaussian):
+            return coupled
+        mean, root = (self._straightened(z) for z in (coupled.mean[..., None], coupled.root))
+        return coupled.at([mean[..., 0], root])
+
+    @property
+    def potentials(self) -> tuple[Any, Any]:
+        """f and g with f + g <= (x - y).M (x - y), if there is no weight.
+
+        With a weight the dual problem lives on paths, and no pair of functions of x and y solves it. Between
+        Gaussians they are functions of M^(1/2) x and M^(1/2) y.
+        """
+        rule = "with a weight the dual problem is one of paths, without f and g"
+        remedy = "look at upper and lower, or use Twisted(matrix=M)"
+        checks.require(self.metric.weight is None, "potentials", self.metric, rule, remedy)
+        return self.coupling.potentials
+
+    @property
+    def certificates(self) -> dict[str, Tensor]:
+        """``lower``, and how far it is below the upper bound, relative, as ``gap``."""
+        return {"gap": ratio(self.upper - self.lower, self.upper), "lower": self.lower}
+
+    def _straightened(self, z: Tensor) -> Tensor:
+        """Columns of R^(2d) under M^(-1/2) in both halves."""
+        if self.metric.matrix is None:
+            return z
+        root = sqrtm(self.metric.matrix).to(z)
+        return torch.cat([torch.linalg.solve(root, half) for half in z.chunk(2, -2)], -2)
+
+    def _repr_html_(self) -> str:
+        rows = {"upper": self.upper, "lower": self.lower, "measures on the path": len(self.path)}
+        return table("TwistedTransport", rows | {"status": status.summary(self.status)})
+
+    def __repr__(self) -> str:
+        ended = status.summary(self.status)
+        if self.batch:
+            return f"TwistedTransport(batch={tuple(self.batch)}, status={ended!r})"
+        lower, upper = self.lower.item(), self.upper.item()
+        return f"TwistedTransport({lower:g} <= distance <= {upper:g}, status={ended!r})"
+
+
+def solve_twisted(
     mu: Measure,
     nu: Measure,
     metric: Twisted,
@@ -67,7 +126,7 @@ def twisted_wasserstein(
     tol: float = 1e-10,
     max_iter: int = 1000,
     on_failure: Literal["raise", "return"] = "raise",
-) -> TwistedGeodesic:
+) -> TwistedTransport:
     """d(mu, nu)^2 = inf int_0^1 int a_(mu_t)(x) v_t.M v_t dmu_t dt over paths, d mu_t / dt = -div(mu_t v_t).
 
     Without a weight this is W2 between images under M^(1/2), and both bounds are equal. With a weight:
@@ -83,7 +142,7 @@ def twisted_wasserstein(
 
     Args:
         mu, nu: `Particles` in the same space, with any weights; Gaussians if the metric has no weight.
-            Batches are fine, but not of labelled particles.
+            Their batches broadcast.
         metric: the metric; whether it is ``frozen`` makes no difference.
         nodes: how many straight pieces the first path has.
         levels: how many paths are tried, each with twice as many pieces.
@@ -100,10 +159,10 @@ def twisted_wasserstein(
     self-attention dynamics in transformer architectures with layer normalization", for the distance;
     Dolbeault, Nazaret, Savaré 2009, "A new class of transport distances between measures", for mobilities.
 
-    >>> from otflow import twisted_wasserstein
     >>> import otflow as of
+    >>> from otflow.metrics import solve_twisted
     >>> mu, nu = of.Particles([[0.0]]), of.Particles([[1.0]])
-    >>> way = twisted_wasserstein(mu, nu, of.Twisted(lambda mu, x: (1 + x[..., 0]) ** 2), lower=1.0)
+    >>> way = solve_twisted(mu, nu, of.Twisted(lambda mu, x: (1 + x[..., 0]) ** 2), lower=1.0)
     >>> way.refinements, way.lower.item()  # int_0^1 (1 + x) dx = 1.5
     (tensor([1.5006, 1.5001, 1.5000], dtype=torch.float64), 1.0)
     """
@@ -123,7 +182,7 @@ def twisted_wasserstein(
             result = _solve(mu, nu, metric, options)
     if strict and bool(np.any(np.asarray(result.status) != "ok")):
         raise ConvergenceError(
-            f"twisted_wasserstein: the path is not the shortest ({result.status}); raise max_iter or tol, or "
+            f"solve_twisted: the path is not the shortest ({result.status}); raise max_iter or tol, or "
             "take the bounds as they are with on_failure='return'.",
             result,
         )
@@ -139,28 +198,34 @@ class Options(NamedTuple):
 
 
 @singledispatch
-def _solve(mu: Measure, nu: Measure, metric: Twisted, options: Options) -> TwistedGeodesic:
+def _solve(mu: Measure, nu: Measure, metric: Twisted, options: Options) -> TwistedTransport:
     checks.fail("mu", repr(mu), "twisted distances are those of Particles and Gaussians", "use one of these")
 
 
 @_solve.register(Gaussian)
-def _(mu: Gaussian, nu: Measure, metric: Twisted, options: Options) -> TwistedGeodesic:
+def _(mu: Gaussian, nu: Measure, metric: Twisted, options: Options) -> TwistedTransport:
+    from otflow.transport.bures.plans import solve_gaussians
+
     d = distance(mu, checks.instance(nu, Gaussian, "nu"), metric)
     columns = max(one.root.shape[-1] for one in (mu, nu) if isinstance(one, Gaussian))
     start = mu.at([mu.mean, widen(mu.root, columns)])
-    return _exact(d, start, metric.displacement(start, nu), options)
+    flat: tuple[Any, Any] = flatten(mu, metric), flatten(nu, metric)
+    return _exact(d, start, metric.displacement(start, nu), solve_gaussians(*flat), metric, options)
 
 
-def _exact(d: Tensor, mu: Measure, u: Tangent, options: Options) -> TwistedGeodesic:
+def _exact(
+    d: Tensor, mu: Measure, u: Tangent, coupling: Transport, metric: Twisted, options: Options
+) -> TwistedTransport:
     """The straight path, where it is the shortest."""
     path = [mu.exp(u * (i / options.nodes)) for i in range(options.nodes + 1)]
-    return TwistedGeodesic(d, d, path, d[None], status.names(torch.zeros(d.shape, dtype=torch.long)))
+    fine = status.names(torch.zeros(d.shape, dtype=torch.long))
+    return TwistedTransport(d, d, path, d[None], coupling, metric, fine)
 
 
 # --- precision -----------------------------------------------------------------------------------------
 
 
-def _in_double(mu: Particles, nu: Measure, metric: Twisted, options: Options) -> TwistedGeodesic:
+def _in_double(mu: Particles, nu: Measure, metric: Twisted, options: Options) -> TwistedTransport:
     """The search in double precision: in single, its objective is rounded far above the tolerance."""
     if nu.dtype != mu.dtype or not isinstance(nu, Particles):
         return _solve(mu, nu, metric, options)  # which says why not
@@ -168,7 +233,7 @@ def _in_double(mu: Particles, nu: Measure, metric: Twisted, options: Options) ->
     wide = _solve(mu.to(torch.float64), nu.to(torch.float64), in_double(metric, mu), options)
     bounds = [_rounded(z, mu.dtype) for z in (wide.upper, wide.lower, wide.refinements)]
     path = [one.to(mu.dtype) for one in wide.path if isinstance(one, Particles)]
-    return TwistedGeodesic(bounds[0], bounds[1], list(path), bounds[2], wide.status)
+    return TwistedTransport(bounds[0], bounds[1], list(path), bounds[2], wide.coupling, metric, wide.status)
 
 
 def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -182,13 +247,14 @@ def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @_solve.register(Particles)
-def _(mu: Particles, nu: Measure, metric: Twisted, options: Options) -> TwistedGeodesic:
+def _(mu: Particles, nu: Measure, metric: Twisted, options: Options) -> TwistedTransport:
     ends: tuple[Particles, Particles] = mu, checks.instance(nu, Particles, "nu")
     flat: tuple[Any, Any] = flatten(mu, metric), flatten(nu, metric)
-    start, y, w2 = _match(*ends, *flat)
+    coupling = _coupled(*flat)
+    start, y, w2 = _match(*ends, *flat, coupling)
     u = _straight(start, y)
     if metric.weight is None:
-        return _exact(w2, start, u, options)
+        return _exact(w2, start, u, coupling, metric, options)
     noise = _noise(weight_at(metric, start).dtype)
     problem = GeodesicProblem(start, metric, straight_action(start, metric, u), w2, noise)
     path, lengths, codes = _shorten(problem, u, y, options)
@@ -203,7 +269,8 @@ def _(mu: Particles, nu: Measure, metric: Twisted, options: Options) -> TwistedG
             "lower", options.lower, "a path exists that is shorter than that allows", "check the weight"
         )
     least = torch.minimum(least, upper)  # up to rounding, where both are equal
-    return TwistedGeodesic(upper, least, list(measures), torch.stack(lengths), status.names(codes))
+    ended, tried = status.names(codes), torch.stack(lengths)
+    return TwistedTransport(upper, least, list(measures), tried, coupling, metric, ended)
 
 
 def _finer(path: list[Particles], metric: Twisted) -> Tensor:
@@ -230,15 +297,13 @@ def _least(metric: Twisted, flat: tuple[Particles, Particles], w2: Tensor, optio
 
 
 def _match(
-    mu: Particles, nu: Particles, flat: Particles, other: Particles
+    mu: Particles, nu: Particles, flat: Particles, other: Particles, coupling: ExactTransport
 ) -> tuple[Particles, Tensor, Tensor]:
     """mu with its atoms split as in the optimal plan, where each of them goes, and W2."""
-    if (mu.label is None) != (nu.label is None):
-        checks.fail("nu", repr(nu), "only one of the measures has labels", "label both, or none")
-    rows, cols, mass = _coupled(flat, other) if mu.label is None else _within(flat, other)
-    seen = (mass > 0).reshape(-1, mass.shape[-1]).any(0)
-    rows, cols, mass = rows[..., seen], cols[..., seen], mass[..., seen]
-    batch, label = rows.shape[:-1], None if mu.label is None else mu.label.gather(-1, rows)
+    seen = (coupling.mass > 0).reshape(-1, coupling.mass.shape[-1]).any(0)
+    rows, cols, mass = (z[..., seen] for z in (coupling.rows, coupling.cols, coupling.mass))
+    batch = rows.shape[:-1]
+    label = None if mu.label is None else mu.label.expand(*batch, -1).gather(-1, rows)
     x, y, p, q = (_take(one.x, i, batch) for one, i in ((mu, rows), (nu, cols), (flat, rows), (other, cols)))
     w = mass.to(mu.dtype) / mass.sum(-1, keepdim=True).to(mu.dtype)
     equal = bool((w - w[..., :1]).abs().max() < 8 * torch.finfo(w.dtype).eps * w.max())
@@ -251,34 +316,14 @@ def _take(x: Tensor, index: Tensor, batch: torch.Size) -> Tensor:
     return x.expand(*batch, *x.shape[-2:]).gather(-2, index[..., None].expand(*index.shape, d))
 
 
-def _coupled(mu: Particles, nu: Particles) -> tuple[Tensor, Tensor, Tensor]:
+def _coupled(mu: Particles, nu: Particles) -> ExactTransport:
+    """The plan of W2, among those that move no label if there are labels."""
+    from otflow.transport.exact.conditional import solve_conditional
     from otflow.transport.exact.wasserstein import solve
 
-    plan = solve(mu, nu)
-    return plan.rows, plan.cols, plan.mass
-
-
-def _within(mu: Particles, nu: Particles) -> tuple[Tensor, Tensor, Tensor]:
-    """The optimal plan that moves no label, one label after the other."""
-    from otflow.transport.exact.conditional import conditional_wasserstein
-
-    if mu.batch or nu.batch:
-        checks.fail("mu", repr(mu), "labelled measures are taken one pair at a time", "pass mu[i], nu[i]")
-    conditional_wasserstein(mu, nu)  # says so if the laws of the labels differ
-    labels = [one.label for one in (mu, nu) if one.label is not None]
-    parts = []
-    for label in labels[0][mu.w > 0].unique():
-        own = [
-            ((at == label) & (one.w > 0)).nonzero()[:, 0] for at, one in zip(labels, (mu, nu), strict=True)
-        ]
-        rows, cols, mass = _coupled(*(_part(one, i) for one, i in zip((mu, nu), own, strict=True)))
-        parts.append((own[0][rows], own[1][cols], mass * mu.w[own[0]].sum()))
-    rows, cols, mass = (torch.cat(z) for z in zip(*parts, strict=True))
-    return rows, cols, mass
-
-
-def _part(mu: Particles, own: Tensor) -> Particles:
-    return Particles(mu.x[own], mu.w[own] / mu.w[own].sum(), space=mu.space)
+    if (mu.label is None) != (nu.label is None):
+        checks.fail("nu", repr(nu), "only one of the measures has labels", "label both, or none")
+    return solve(mu, nu) if mu.label is None else solve_conditional(mu, nu)
 
 
 def _straight(mu: Particles, y: Tensor) -> Tangent:

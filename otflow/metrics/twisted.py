@@ -219,7 +219,7 @@ def _legendre() -> tuple[np.ndarray, np.ndarray]:
 def _(metric: Twisted, mu: Measure, nu: Measure) -> Tensor:
     good = metric.weight is None
     rule = "a weight leaves no formula for the distance"
-    checks.require(good, "metric", metric, rule, "use twisted_wasserstein for bounds, or Wasserstein()")
+    checks.require(good, "metric", metric, rule, "use solve_twisted for bounds, or Wasserstein()")
     return distance(flatten(mu, metric), flatten(nu, metric), Wasserstein())
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import otflow as of
 import otflow.closed_forms as cf
 from otflow.base.errors import InputError
 from otflow.measures import Gaussian
-from otflow.transport import entropic_bures_wasserstein
 
 Function = Callable[[Tensor], Tensor]
 
@@ -108,7 +108,7 @@ def test_the_sinkhorn_energy_is_the_entropic_cost_of_a_law_to_itself(d: int) -> 
     S, P = covariance(rng, d), torch.as_tensor(rng.standard_normal((d, d)))
     image = P @ S @ P.mT
     mu = Gaussian(torch.zeros(d, dtype=torch.float64), cov=image)
-    cost = entropic_bures_wasserstein(mu, mu, 2 * eps).regularised_cost / 2 - image.trace()
+    cost = of.sinkhorn(mu, mu, 2 * eps).regularised_cost / 2 - image.trace()
     torch.testing.assert_close(cf.sinkhorn_energy(S, P.mT @ P, eps=eps), -cost / (2 * eps))
 
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+import otflow as of
 import otflow.closed_forms as cf
 from otflow.base.errors import InputError
 from otflow.measures import Gaussian
 from otflow.papers.unified import printed
-from otflow.transport import bures, entropic_bures_wasserstein, gaussian_sinkhorn_divergence
+from otflow.transport import bures
 
 
 def roots(seed: int, d: int, rank: int | None = None) -> tuple[Tensor, Tensor]:
@@ -28,7 +29,7 @@ def roots(seed: int, d: int, rank: int | None = None) -> tuple[Tensor, Tensor]:
 def test_value_and_cross_covariance_are_those_of_transport(d: int, eps: float, rank: int | None) -> None:
     a, b = roots(d, d, rank)
     shift = torch.linspace(-1, 2, d, dtype=torch.float64)
-    plan = entropic_bures_wasserstein(Gaussian(torch.zeros_like(shift), root=a), Gaussian(shift, root=b), eps)
+    plan = of.sinkhorn(Gaussian(torch.zeros_like(shift), root=a), Gaussian(shift, root=b), eps)
     S1, S2 = a @ a.mT, b @ b.mT
     torch.testing.assert_close(
         cf.entropic_value(S1, S2, eps, shift=shift), plan.regularised_cost, rtol=1e-8, atol=1e-8
@@ -64,9 +65,7 @@ def descent(root: Tensor, eps: float) -> Tensor:
     root = root.detach().requires_grad_()
     zero = torch.zeros(*root.shape[:-1], dtype=torch.float64)
     target = Gaussian(zero, root=torch.eye(root.shape[-1], dtype=torch.float64))
-    (slope,) = torch.autograd.grad(
-        gaussian_sinkhorn_divergence(Gaussian(zero, root=root), target, eps).sum(), root
-    )
+    (slope,) = torch.autograd.grad(of.sinkhorn_divergence(Gaussian(zero, root=root), target, eps).sum(), root)
     return -(slope @ root.detach().mT + root.detach() @ slope.mT)
 
 

@@ -66,7 +66,7 @@ def entropic(cost: Any) -> dict[str, int]:
     def run(k: int) -> None:
         mu, nu = of.Particles(torch.from_numpy(x[:k]).requires_grad_()), of.Particles(y[:k])
         plan = of.sinkhorn(mu, nu, of.Sinkhorn(5.0 * D, max_iter=2), cost=cost, on_failure="return")
-        _ = plan.transport_cost, plan.barycentric()
+        _ = plan.cost, plan.barycentric()
         plan.regularised_cost.backward()
 
     x, y = np.random.default_rng(0).standard_normal((2, N, D))

@@ -211,7 +211,7 @@ def test_27_every_cost_is_streamed_also_for_its_gradient(name: str, monkeypatch:
             on_failure="return",
         )
         torch.autograd.grad(plan.regularised_cost, leaf)
-        _ = plan.transport_cost, plan.barycentric()
+        _ = plan.cost, plan.barycentric()
     assert watch.total > n * n  # it has looked
     assert watch.largest <= max(4 * tile, 256 * n) < n * n / 2
 
@@ -239,8 +239,8 @@ def test_28_clouds_whose_points_all_coincide_are_at_distance_zero(name: str, off
 def test_28_all_engines_know_what_to_do_with_a_cloud_that_is_a_point(engine: str) -> None:
     mu, nu = of.Particles(np.ones((5, 2))), of.Particles(np.ones((3, 2)))
     plan = of.sinkhorn(mu, nu, of.Sinkhorn(0.1, engine=ENGINES[engine]))
-    assert plan.transport_cost.item() == 0.0
-    assert float((plan.matrix() - 1 / 15).abs().max()) < 1e-15
+    assert plan.cost.item() == 0.0
+    assert float((plan.plan - 1 / 15).abs().max()) < 1e-15
 
 
 beyond = defect("costs that single precision cannot hold come out as 0, inf or NaN")

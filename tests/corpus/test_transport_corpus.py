@@ -49,7 +49,7 @@ def proved(plan: of.transport.ExactTransport, c: np.ndarray) -> bool:
     """Whether the potentials of a uniform plan are feasible and its value meets their bound, by numpy."""
     f, g = plan.f.numpy(), plan.g.numpy()
     feasible = bool((f[:, None] + g[None] <= c * (1 + 1e-9)).all())
-    return feasible and float(plan.value) <= (f.mean() + g.mean()) * (1 + 1e-9)
+    return feasible and float(plan.cost) <= (f.mean() + g.mean()) * (1 + 1e-9)
 
 
 # --- 1-3: exact transport that is not exact ------------------------------------------------------------
@@ -62,7 +62,7 @@ def test_01_small_costs_are_solved_and_certified(exponent: int) -> None:
         n = 5 + 3 * seed
         x, y = size * normal(2, n, 2, seed=seed)
         plan = of.solve(of.Particles(x), of.Particles(y))
-        assert float(plan.value) == pytest.approx(assignment(x / size, y / size) * size**2, rel=1e-9)
+        assert float(plan.cost) == pytest.approx(assignment(x / size, y / size) * size**2, rel=1e-9)
         assert plan.status == "ok"
         assert proved(plan, costs(x, y))
 
@@ -93,7 +93,7 @@ def test_02_two_tight_clusters_are_solved_and_certified(spread: float, p: float)
         x, y = pairs_of_clusters(spread, 40, seed=seed)
         plan = of.solve(of.Particles(x), of.Particles(y), p)
         halves = [assignment(x[half], y[half], p) for half in (slice(20), slice(20, 40))]
-        assert float(plan.value) == pytest.approx(sum(halves) / 2, rel=1e-9)
+        assert float(plan.cost) == pytest.approx(sum(halves) / 2, rel=1e-9)
         assert proved(plan, costs(x, y, p))
 
 
@@ -112,10 +112,10 @@ def test_02_entropic_transport_of_tight_clusters_is_right_or_refused(
 ) -> None:
     monkeypatch.setattr(entropic, "DIFFERENCES", REGIMES[regime])
     (x, y), eps = pairs_of_clusters(spread, 20), 0.1 * spread**2
-    best = float(of.solve(of.Particles(x), of.Particles(y)).value)
+    best = float(of.solve(of.Particles(x), of.Particles(y)).cost)
     plan = of.sinkhorn(of.Particles(x), of.Particles(y), eps, on_failure="return")
     if plan.status == "ok":
-        assert best * (1 - 1e-6) <= plan.transport_cost.item() <= best + eps * math.log(20) * (1 + 1e-6)
+        assert best * (1 - 1e-6) <= plan.cost.item() <= best + eps * math.log(20) * (1 + 1e-6)
     else:
         assert spread < 1e-3, "scores of 1e5 are no excuse"
         assert plan.error.item() > 1e-9
@@ -241,8 +241,8 @@ def test_06_whole_numbers_mean_the_same_as_floats() -> None:
     mu, nu = of.Particles(x, [0, 1, 0]), of.Particles(y)
     assert of.wasserstein(mu, nu, 1).item() == pytest.approx(math.sqrt(5))
     plan = of.solve(of.Particles(x), nu)
-    assert plan.matrix().dtype == torch.float64  # POT: a plan of whole numbers, all zero
-    assert plan.matrix().sum().item() == pytest.approx(1.0, abs=1e-15)
+    assert plan.plan.dtype == torch.float64  # POT: a plan of whole numbers, all zero
+    assert plan.plan.sum().item() == pytest.approx(1.0, abs=1e-15)
     assert of.transport.bures(np.diag([4, 1]), np.diag([1, 1])).item() == 1.0
 
 
@@ -252,7 +252,7 @@ def test_06_a_cost_of_whole_numbers_is_a_cost(engine: str) -> None:
     options = of.Sinkhorn(2.0, engine=ENGINES[engine])
     whole = of.sinkhorn(mu, nu, options, cost=lambda x, y: (x - y).abs().sum(-1).long())
     real = of.sinkhorn(mu, nu, options, cost=lambda x, y: (x - y).abs().sum(-1))
-    assert torch.equal(whole.matrix(), real.matrix())
+    assert torch.equal(whole.plan, real.plan)
 
 
 def test_06_weights_that_count_are_refused_with_the_remedy() -> None:
@@ -383,7 +383,7 @@ def test_08_entropic_engines_that_stop_at_their_limit_raise(engine: str, max_ite
             call(mu, nu, options)
     plan = of.sinkhorn(mu, nu, options, on_failure="return")
     assert plan.status == "max_iter"
-    off = (plan.matrix().sum(-2) - nu.w).abs().sum().item()  # measured here, not believed
+    off = (plan.plan.sum(-2) - nu.w).abs().sum().item()  # measured here, not believed
     assert plan.error.item() == pytest.approx(off, rel=1e-6)
     assert off > 1e-3
 

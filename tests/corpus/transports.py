@@ -25,7 +25,7 @@ class Distance(NamedTuple):
     degree: float
 
 
-def _sinkhorn(mu: of.Measure, nu: of.Measure, eps: float, **options: Any) -> of.transport.EntropicPlan:
+def _sinkhorn(mu: of.Measure, nu: of.Measure, eps: float, **options: Any) -> of.transport.EntropicTransport:
     return of.sinkhorn(mu, nu, **with_options(eps, **options))
 
 
@@ -52,12 +52,8 @@ GAUSSIANS: dict[str, Distance] = {
     "bures-wasserstein": Distance(lambda mu, nu, s: of.bures_wasserstein(mu, nu), 1),
     "map": Distance(lambda mu, nu, s: of.transport.bures_map(mu, nu).matrix, 0),
     "geodesic": Distance(lambda mu, nu, s: of.transport.bures_geodesic(mu, nu, 0.5).root, 1),
-    "entropic cost": Distance(
-        lambda mu, nu, s: of.transport.entropic_bures_wasserstein(mu, nu, s * s).regularised_cost, 2
-    ),
-    "gaussian divergence": Distance(
-        lambda mu, nu, s: of.transport.gaussian_sinkhorn_divergence(mu, nu, s * s), 2
-    ),
+    "entropic cost": Distance(lambda mu, nu, s: of.sinkhorn(mu, nu, s * s).regularised_cost, 2),
+    "gaussian divergence": Distance(lambda mu, nu, s: of.sinkhorn_divergence(mu, nu, s * s), 2),
     "barycentre": Distance(
         lambda mu, nu, s: of.transport.bures_barycentre(both(mu, nu)).measure.root.double().norm(), 1
     ),

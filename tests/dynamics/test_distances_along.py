@@ -67,7 +67,7 @@ def test_half_labelled_pairs_are_refused() -> None:
 
 def test_metrics_without_a_distance_say_so() -> None:
     mu = of.Particles(normal(3, 1))
-    with pytest.raises(of.InputError, match="twisted_wasserstein"):
+    with pytest.raises(of.InputError, match="solve_twisted"):
         distance(mu, mu, of.Twisted(lambda mu, x: 1 + x[..., 0] ** 2))
     with pytest.raises(of.InputError, match="call it"):
         distance(mu, mu, of.Wasserstein)  # type: ignore[arg-type]

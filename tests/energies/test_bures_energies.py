@@ -129,7 +129,7 @@ def test_squared_scores_are_the_double_integral() -> None:
 def test_self_transport_with_the_identity_is_the_entropic_cost_of_squared_distances() -> None:
     """|x - y|^2 = |x|^2 + |y|^2 - 2 x.y, so OT_(2 eps) for |x - y|^2 is 2 E|x|^2 + 2 OT_eps for -x.y."""
     mu, eps = laws(36, 4, mean=1.0), 0.7
-    squared = of.transport.entropic_bures_wasserstein(mu, mu, 2 * eps).regularised_cost
+    squared = of.sinkhorn(mu, mu, 2 * eps).regularised_cost
     second = mu.mean.square().sum(-1) + mu.root.square().sum((-1, -2))
     expected = -(squared / 2 - second) / (2 * eps)
     assert torch.allclose(of.SelfTransport(np.eye(4), eps)(mu), expected, rtol=1e-12)

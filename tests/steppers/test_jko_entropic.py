@@ -172,7 +172,7 @@ def direct(mu: of.Grid, F: of.Energy, eps: float, tau: float) -> Tensor:
 @pytest.mark.parametrize("name", ENERGIES)
 def test_a_step_solves_the_convex_problem_over_plans(name: str) -> None:
     mu, eps, tau = density(10), 2e-2, 0.1
-    got = take(mu, ENERGIES[name], EntropicJKO(2 * eps, tol=1e-11), tau)
+    got = take(mu, ENERGIES[name], EntropicJKO(of.Sinkhorn(2 * eps, tol=1e-11)), tau)
     assert L1(got.final, direct(mu, ENERGIES[name], eps, tau)) < 2e-5
 
 
@@ -180,16 +180,16 @@ def test_a_step_solves_the_convex_problem_over_plans(name: str) -> None:
 def test_a_debiased_step_is_one_of_less_entropy() -> None:
     mu, eps, tau = density(10), 2e-2, 0.1
     F = PorousMedium(2.0) + BOWL
-    got = take(mu, F, EntropicJKO(2 * eps, debiased=True, tol=1e-11), tau).final
+    got = take(mu, F, EntropicJKO(of.Sinkhorn(2 * eps, tol=1e-11), debiased=True), tau).final
     assert L1(got, direct(mu, F - eps / (2 * tau) * Entropy(), eps, tau)) < 2e-5
-    same = take(mu, F - eps / (2 * tau) * Entropy(), EntropicJKO(2 * eps, tol=1e-11), tau).final
+    same = take(mu, F - eps / (2 * tau) * Entropy(), EntropicJKO(of.Sinkhorn(2 * eps, tol=1e-11)), tau).final
     assert L1(got, same.coords[0]) < 1e-10
 
 
 @pytest.mark.parametrize("name", ENERGIES)
 def test_the_plan_is_that_of_sinkhorn_between_the_two_densities(name: str) -> None:
     mu, eps, tau, F = density(24), 5e-3, 0.02, ENERGIES[name]
-    traj = take(mu, F, EntropicJKO(2 * eps, tol=1e-12), tau)
+    traj = take(mu, F, EntropicJKO(of.Sinkhorn(2 * eps, tol=1e-12)), tau)
     (x, a), (_, b) = traj.final.nodes(), mu.nodes()
     C = ((x - x.mT) ** 2).numpy()
     b = b + 1e-300  # its sums of logarithms take no empty cell
@@ -203,7 +203,10 @@ def test_interactions_are_linearised_at_the_old_density() -> None:
     mu = density(32)
     x, w = mu.nodes()
     field = of.Potential(lambda y: ((y - x.mT).square() * w).sum(-1))
-    a, b = (take(mu, Entropy() + F, EntropicJKO(2e-3, tol=1e-11), 0.01).final for F in (SPRINGS, field))
+    a, b = (
+        take(mu, Entropy() + F, EntropicJKO(of.Sinkhorn(2e-3, tol=1e-11)), 0.01).final
+        for F in (SPRINGS, field)
+    )
     assert L1(a, b.coords[0]) < 1e-10
 
 
@@ -212,7 +215,7 @@ def test_a_product_density_stays_one_in_three_dimensions() -> None:
     sizes = (9, 12, 16)
     lines = [density(n, seed=n) for n in sizes]
     product = torch.einsum("i,j,k->ijk", *(mu.density for mu in lines))
-    stepper, F = EntropicJKO(1e-2, tol=1e-12), Entropy() + BOWL
+    stepper, F = EntropicJKO(of.Sinkhorn(1e-2, tol=1e-12)), Entropy() + BOWL
     box = of.Grid(product, [mu.axes[0] for mu in lines])
     got = take(box, F, stepper, 0.02).final
     parts = [take(mu, F, stepper, 0.02).final.coords[0] for mu in lines]
@@ -243,7 +246,7 @@ def blurred(s: float, tau: float, eps: float, weight: float) -> float:
 def test_heat_keeps_a_gaussian_with_the_variance_of_the_blurred_scheme(debiased: bool) -> None:
     x, eps, tau = centres(200, -7, 7), 0.05, 0.2
     mu = of.Grid(gaussian(x, 1.0), [x])
-    got = take(mu, Entropy(), EntropicJKO(2 * eps, debiased=debiased, tol=1e-11), tau).final
+    got = take(mu, Entropy(), EntropicJKO(of.Sinkhorn(2 * eps, tol=1e-11), debiased=debiased), tau).final
     s = blurred(1.0, tau, eps, 1 - debiased * eps / (2 * tau))
     assert L1(got, gaussian(x, s)) < 1e-6
 
@@ -274,7 +277,9 @@ def error(n: int, eps: float, *, debiased: bool = False) -> float:
     start = barenblatt(n, R)
     for _ in range(6):
         R = brentq(lambda r, R=R: r - R - tau / 4 * r**-3, R, 2 * R, xtol=1e-15)
-    traj = take(start, PorousMedium(2.0), EntropicJKO(2 * eps, debiased=debiased, tol=1e-7), tau, 6)
+    traj = take(
+        start, PorousMedium(2.0), EntropicJKO(of.Sinkhorn(2 * eps, tol=1e-7), debiased=debiased), tau, 6
+    )
     assert traj.certificates["mass"].max() < 1e-10
     assert traj.final.coords[0].min() >= 0
     return L1(traj.final, barenblatt(n, R).density)
@@ -328,12 +333,12 @@ def test_members_of_a_batch_go_alone() -> None:
 
 
 def test_a_warm_start_changes_nothing_but_the_work() -> None:
-    mu, stepper = density(60), EntropicJKO(2e-3, tol=1e-11)
+    mu, stepper = density(60), EntropicJKO(of.Sinkhorn(2e-3, tol=1e-11))
     field = of.SteepestDescent(PorousMedium(2.0), of.Wasserstein())
     t, dt = torch.tensor(0.0), torch.tensor(1e-2)
     first = stepper.step(field, t, dt, mu, of.steppers.Memory())
     again = stepper.step(field, t, dt, mu, first.memory)
-    hasty = EntropicJKO(2e-3, tol=1e-11, max_iter=1).step(field, t, dt, mu, first.memory)
+    hasty = EntropicJKO(of.Sinkhorn(2e-3, tol=1e-11, max_iter=1)).step(field, t, dt, mu, first.memory)
     assert L1(again.mu, first.mu.coords[0]) < 1e-10
     assert hasty.failed is not None
     assert hasty.failed.item() == 0
@@ -358,11 +363,12 @@ def test_at_rest_the_energy_gap_is_the_price_of_the_blur() -> None:
 
 def test_too_few_iterations_are_a_status() -> None:
     field = of.SteepestDescent(PorousMedium(2.0), of.Wasserstein())
-    traj = of.flow(density(50), field, EntropicJKO(4e-4, max_iter=5), t1=0.1, dt=0.1, on_failure="return")
+    hasty = EntropicJKO(of.Sinkhorn(4e-4, max_iter=5))
+    traj = of.flow(density(50), field, hasty, t1=0.1, dt=0.1, on_failure="return")
     assert traj.status == "max_iter"
     assert "after 5 iterations" in traj.message
     with pytest.raises(of.errors.FlowError, match="max_iter"):
-        of.flow(density(50), field, EntropicJKO(4e-4, max_iter=5), t1=0.1, dt=0.1)
+        of.flow(density(50), field, hasty, t1=0.1, dt=0.1)
 
 
 @pytest.mark.parametrize("eps", [0.0, -1.0, math.nan, math.inf, "1"])

@@ -33,25 +33,29 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_simplex, "COARSE", 400)
 
 
-def both_ways(mu: of.Measure, nu: of.Measure, p: float, monkeypatch: pytest.MonkeyPatch) -> tuple[ExactTransport, ExactTransport]:
+def both_ways(
+    mu: of.Measure, nu: of.Measure, p: float, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ExactTransport, ExactTransport]:
     """The plans with few pairs and with all."""
     few = solve(mu, nu, p)
     monkeypatch.setattr(exact, "LARGE", 2**40)
     return few, solve(mu, nu, p)
 
 
-def check(plan: ExactTransport, mu: of.Measure, nu: of.Measure, space: of.measures.Space | None = None) -> None:
+def check(
+    plan: ExactTransport, mu: of.Measure, nu: of.Measure, space: of.measures.Space | None = None
+) -> None:
     """Everything that a certified plan claims, computed again."""
     (x, a), (y, b) = mu.nodes(), nu.nodes()
     c = (space or of.Euclidean()).distance(x[:, None], y) ** plan.p
     assert plan.status == "ok"
     rounding = 1e-15 * (plan.f.abs()[:, None] + plan.g.abs())
     assert bool((plan.f[:, None] + plan.g <= c * (1 + 1e-13) + rounding).all())
-    P = plan.matrix()
+    P = plan.plan
     torch.testing.assert_close(P.sum(1), a, rtol=1e-6, atol=1e-13)
     torch.testing.assert_close(P.sum(0), b, rtol=1e-6, atol=1e-13)
-    torch.testing.assert_close((P * c).sum(), plan.value, rtol=1e-12, atol=0)
-    torch.testing.assert_close(a @ plan.f + b @ plan.g, plan.value, rtol=2e-9, atol=0)
+    torch.testing.assert_close((P * c).sum(), plan.cost, rtol=1e-12, atol=0)
+    torch.testing.assert_close(a @ plan.f + b @ plan.g, plan.cost, rtol=2e-9, atol=0)
     assert 0 <= plan.gap.item() <= 1e-9
 
 
@@ -117,7 +121,7 @@ def test_few_pairs_give_the_same_answer_as_all(
 ) -> None:
     mu, nu = CASES[name]()
     few, whole = both_ways(mu, nu, p, monkeypatch)
-    assert few.value.item() == pytest.approx(whole.value.item(), rel=2e-9, abs=0)
+    assert few.cost.item() == pytest.approx(whole.cost.item(), rel=2e-9, abs=0)
     check(few, mu, nu)
 
 
@@ -129,7 +133,7 @@ def test_curved_spaces_have_large_problems_too(
     x, y = (unit(n, 3, seed=n) for n in (150, 120))
     mu, nu = (of.Particles(z % 2.0 if isinstance(space, of.Torus) else z, space=space) for z in (x, y))
     few, whole = both_ways(mu, nu, p, monkeypatch)
-    assert few.value.item() == pytest.approx(whole.value.item(), rel=2e-9)
+    assert few.cost.item() == pytest.approx(whole.cost.item(), rel=2e-9)
     check(few, mu, nu, space)
 
 
@@ -140,7 +144,7 @@ def test_clusters_agree_with_an_assignment(spread: float, p: float, large: None)
         x, y = clumps(spread, 120, seed), clumps(spread, 120, seed + 10)
         c = cdist(x, y) ** p
         expected = c[linear_sum_assignment(c)].mean()
-        assert solve(cloud(x), cloud(y), p).value.item() == pytest.approx(expected, rel=1e-9, abs=0)
+        assert solve(cloud(x), cloud(y), p).cost.item() == pytest.approx(expected, rel=1e-9, abs=0)
 
 
 def test_a_sample_that_misses_the_farthest_atom_does_no_harm(large: None) -> None:
@@ -148,7 +152,7 @@ def test_a_sample_that_misses_the_farthest_atom_does_no_harm(large: None) -> Non
     away = np.setdiff1d(np.arange(200), column_generation.sample(np.full(200, 1 / 200), 50)[0])[0]
     x[away] = 1e4
     c = cdist(x, y)
-    assert solve(cloud(x), cloud(y), 1).value.item() == pytest.approx(
+    assert solve(cloud(x), cloud(y), 1).cost.item() == pytest.approx(
         c[linear_sum_assignment(c)].mean(), rel=1e-9
     )
 
@@ -156,7 +160,7 @@ def test_a_sample_that_misses_the_farthest_atom_does_no_harm(large: None) -> Non
 def test_identical_clouds_in_another_order_are_at_distance_exactly_zero(large: None) -> None:
     x, order = normal(150, 3), np.random.default_rng(0).permutation(150)
     plan = solve(cloud(x), cloud(x[order]))
-    assert (plan.value.item(), plan.gap.item(), plan.status) == (0.0, 0.0, "ok")
+    assert (plan.cost.item(), plan.gap.item(), plan.status) == (0.0, 0.0, "ok")
     assert wasserstein(cloud(np.ones((50, 2))), cloud(np.ones((70, 2)))).item() == 0.0
 
 
@@ -175,7 +179,7 @@ def test_few_pairs_at_a_time_are_enough(large: None, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(network_simplex, "_sparse", counting)
     monkeypatch.setattr(network_simplex, "WIDTH", 2)
     monkeypatch.setattr(network_simplex, "MOST", 3)
-    assert solve(mu, nu, 1).value.item() == pytest.approx(expected.value.item(), rel=2e-9)
+    assert solve(mu, nu, 1).cost.item() == pytest.approx(expected.cost.item(), rel=2e-9)
     assert max(counts) < (3 + 2) * 280 < 150 * 130 / 10
 
 
@@ -198,10 +202,10 @@ def test_a_plan_of_the_step_before_saves_the_sample(large: None, monkeypatch: py
     x, y = normal(150, 2), normal(150, 2, seed=1)
     start = solve(cloud(x), cloud(y))
     moved = cloud(x + 1e-3 * normal(150, 2, seed=2))
-    expected = solve(moved, cloud(y)).value.item()
+    expected = solve(moved, cloud(y)).cost.item()
     monkeypatch.setattr(column_generation, "sample", None)
     plan = solve(moved, cloud(y), start=start)
-    assert plan.value.item() == pytest.approx(expected, rel=2e-9)
+    assert plan.cost.item() == pytest.approx(expected, rel=2e-9)
     check(plan, moved, cloud(y))
 
 
@@ -238,7 +242,7 @@ def test_too_few_rounds_are_a_failure_and_not_a_value(large: None, monkeypatch: 
     monkeypatch.setattr(network_simplex, "WIDTH", 1)
     plan = solve(*CASES["weighted"](), on_failure="return")
     assert plan.status == "max_iter"
-    assert plan.bound.item() < plan.value.item()
+    assert plan.bound.item() < plan.cost.item()
 
 
 def test_poor_potentials_are_repaired_along_the_tree_of_the_plan(

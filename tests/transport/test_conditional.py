@@ -214,7 +214,7 @@ def test_conditional_exceeds_relaxed_exceeds_plain_exceeds_sliced(seed: int) -> 
     relaxed = relaxed_conditional(mu, nu, [1e-3, 1e-1, 1.0, 10.0, 1e3])
     chain = [sliced_wasserstein(mu, nu, rng=seed), wasserstein(mu, nu), *relaxed.values, relaxed.conditional]
     assert bool((torch.stack(chain).diff() >= -1e-9).all())
-    assert relaxed.gap.item() >= -1e-9
+    assert relaxed.shortfall.item() >= -1e-9
 
 
 # --- derivatives ---------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_the_relaxed_distance_is_transport_with_a_price_on_labels(beta: float) -
     assert relaxed.distance.item() == pytest.approx(math.sqrt((plan * cost).sum()), rel=1e-9)
     assert relaxed.moved.item() == pytest.approx((plan * (s - t) ** 2).sum(), rel=1e-6)
     assert relaxed.conditional.item() == math.inf
-    assert relaxed.gap.item() == math.inf
+    assert relaxed.shortfall.item() == math.inf
     assert relaxed.status == "ok"
 
 
@@ -305,7 +305,7 @@ def test_the_conditional_distance_is_reached_at_a_finite_price() -> None:
     relaxed = relaxed_conditional(mu, nu, [1e-6 * wide, 1e-3 * wide, beta])
     assert bool((relaxed.values.diff() > 0).all())
     assert relaxed.moved[0] > relaxed.moved[1] > relaxed.moved[2] == 0
-    assert relaxed.gap.item() == pytest.approx(0.0, abs=1e-12)
+    assert relaxed.shortfall.item() == pytest.approx(0.0, abs=1e-12)
     assert relaxed.values[0].item() == pytest.approx(wasserstein(mu, nu).item(), rel=1e-3)
 
 

@@ -21,7 +21,7 @@ MU, NU = of.Particles(X), of.Particles(Y)
 def test_eps_is_the_reg_of_pot_for_the_squared_distance(eps: float) -> None:
     a, b = np.full(12, 1 / 12), np.full(9, 1 / 9)
     P = ot.sinkhorn(a, b, ot.dist(X, Y), reg=eps, stopThr=1e-13, numItermax=100_000)
-    np.testing.assert_allclose(of.sinkhorn(MU, NU, eps).matrix().numpy(), P, atol=1e-9)
+    np.testing.assert_allclose(of.sinkhorn(MU, NU, eps).plan.numpy(), P, atol=1e-9)
 
 
 @pytest.mark.parametrize("blur", [0.5, 1.0])

@@ -18,7 +18,7 @@ from otflow.transport.entropic.engines import POT, ColumnPotential, Engine, Geom
 from otflow.transport.entropic.log_kernel import Bilinear
 from otflow.transport.entropic.newton import NewtonSinkhorn
 from otflow.transport.entropic.scaling import AbsorbedKernel
-from otflow.transport.entropic.sinkhorn import EntropicPlan, sinkhorn, sinkhorn_divergence
+from otflow.transport.entropic.sinkhorn import EntropicTransport, sinkhorn, sinkhorn_divergence
 from tests import zoo
 from tests.regimes import REGIMES, regime
 
@@ -64,9 +64,9 @@ def zoo_grid(seed: int, cells: int) -> of.Grid:
     return of.Grid(rho / rho.sum() * cells / 2, [x])
 
 
-def columns(plan: EntropicPlan, nu: of.Measure) -> Tensor:
+def columns(plan: EntropicTransport, nu: of.Measure) -> Tensor:
     """The L1 error of the columns of the matrix."""
-    return (plan.matrix().sum(-2) - nu.nodes()[1]).abs().sum(-1)
+    return (plan.plan.sum(-2) - nu.nodes()[1]).abs().sum(-1)
 
 
 @pytest.mark.parametrize("engine", OTHERS)
@@ -75,9 +75,9 @@ def test_all_engines_find_the_same_plan(name: str, engine: str) -> None:
     mu, nu, cost, eps = PROBLEMS[name]()
     ours = sinkhorn(mu, nu, of.Sinkhorn(eps, tol=1e-11), cost=cost)
     theirs = sinkhorn(mu, nu, of.Sinkhorn(eps, tol=1e-11, engine=OTHERS[engine], max_iter=100_000), cost=cost)
-    torch.testing.assert_close(theirs.matrix(), ours.matrix(), rtol=1e-6, atol=1e-10)
+    torch.testing.assert_close(theirs.plan, ours.plan, rtol=1e-6, atol=1e-10)
     torch.testing.assert_close(theirs.regularised_cost, ours.regularised_cost, rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(theirs.transport_cost, ours.transport_cost, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(theirs.cost, ours.cost, rtol=1e-7, atol=1e-9)
     assert bool((columns(theirs, nu) <= 1.1e-11).all())
     assert bool(torch.isfinite(theirs.f).all() & torch.isfinite(theirs.g).all())
     assert theirs.f.shape == ours.f.shape

@@ -232,7 +232,7 @@ def test_gradients_keep_their_digits_in_tight_clusters(spread: float) -> None:
     own = torch.from_numpy(x).requires_grad_()
     plan = sinkhorn(of.Particles(own), of.Particles(y), 1e-3)
     (gradient,) = torch.autograd.grad(plan.regularised_cost, own)
-    expected = 2 * np.einsum("ij,ijd->id", plan.matrix().numpy(), x[:, None] - y)
+    expected = 2 * np.einsum("ij,ijd->id", plan.plan.numpy(), x[:, None] - y)
     assert np.abs(gradient.numpy() - expected).max() < 1e-6 * np.abs(expected).max()
 
 
@@ -284,7 +284,7 @@ def test_only_the_regularised_cost_has_derivatives(moving: bool) -> None:
     x, w, y, v = (z.detach().requires_grad_(moving) for z in leaves())
     for cost in (None, PowerCost(1), learned):
         plan = sinkhorn(measure(x, w), measure(y, v), EPS, cost=cost)
-        for half in (plan.transport_cost, plan.matrix(), plan.barycentric(), plan.f, plan.g):
+        for half in (plan.cost, plan.plan, plan.barycentric(), plan.f, plan.g):
             assert not half.requires_grad
 
 

@@ -81,7 +81,7 @@ def test_sharp_problems_converge_through_the_sparse_system(
     x, y = torch.randn(2, 150, 3, generator=generator, dtype=torch.float64)
     soft = of.sinkhorn(of.Particles(x), of.Particles(y), eps)
     assert soft.status == "ok"
-    columns = soft.matrix().sum(0)
+    columns = soft.plan.sum(0)
     assert float((columns - 1 / 150).abs().sum()) <= 1.1e-9
 
 
@@ -90,6 +90,6 @@ def test_without_any_direct_step_the_status_is_honest(monkeypatch: pytest.Monkey
     generator = torch.Generator().manual_seed(6)
     x, y = torch.randn(2, 60, 4, generator=generator, dtype=torch.float64)
     soft = of.sinkhorn(of.Particles(x), of.Particles(y), of.Sinkhorn(1e-3, max_iter=300), on_failure="return")
-    error = float((soft.matrix().sum(0) - 1 / 60).abs().sum())
+    error = float((soft.plan.sum(0) - 1 / 60).abs().sum())
     assert error == pytest.approx(float(soft.error), rel=1e-6, abs=1e-11)
     assert (soft.status == "ok") == (error <= 1e-9)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from otflow.base import checks
 from otflow.transport.entropic.engines import Engine
@@ -19,7 +19,7 @@ class Sinkhorn:
         eps: regularisation, > 0, in units of the cost.
         tol: L1 marginal error to be reached.
         max_iter: limit on the sweeps.
-        engine: who computes: `NewtonSinkhorn()`, which None stands for, or `POT()` or `GeomLoss()`.
+        engine: who computes: `NewtonSinkhorn()`, `POT()` or `GeomLoss()`.
 
     >>> import otflow as of
     >>> options = of.Sinkhorn(1.0, tol=1e-6, engine=of.transport.POT())
@@ -31,19 +31,13 @@ class Sinkhorn:
     eps: float
     tol: float = 1e-9
     max_iter: int = 10_000
-    engine: Engine | None = None
+    engine: Engine = field(default_factory=NewtonSinkhorn)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "eps", checks.positive(self.eps, "eps"))
         object.__setattr__(self, "tol", checks.positive(self.tol, "tol"))
         object.__setattr__(self, "max_iter", checks.count(self.max_iter, "max_iter"))
-        if self.engine is not None:
-            checks.instance(self.engine, Engine, "engine")
-
-    @property
-    def scaler(self) -> Engine:
-        """The engine, which is `NewtonSinkhorn()` if none was given."""
-        return NewtonSinkhorn() if self.engine is None else self.engine
+        checks.instance(self.engine, Engine, "engine")
 
 
 def as_options(eps: float | Sinkhorn) -> Sinkhorn:

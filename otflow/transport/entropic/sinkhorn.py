@@ -22,7 +22,6 @@ from otflow.transport.entropic.implicit import DualPieces, dual, plain
 from otflow.transport.entropic.log_kernel import Bilinear, LogKernel, Pairwise
 from otflow.transport.entropic.options import Sinkhorn, as_options
 from otflow.transport.entropic.scaling import AbsorbedKernel
-from otflow.transport.result import Transport
 
 # Pairs up to which costs come from differences, which keep digits, rather than from scalar products, which
 # are faster; chosen.
@@ -252,7 +251,7 @@ def sinkhorn(
     cost: Any = None,
     start: EntropicTransport | None = None,
     on_failure: Literal["raise", "return"] = "raise",
-) -> Transport: ...
+) -> EntropicTransport | GaussianTransport: ...
 
 
 def sinkhorn(
@@ -263,7 +262,7 @@ def sinkhorn(
     cost: Any = None,
     start: EntropicTransport | None = None,
     on_failure: Literal["raise", "return"] = "raise",
-) -> Transport:
+) -> EntropicTransport | GaussianTransport:
     """min <P, c> + eps KL(P | a b) over couplings P of mu and nu (Cuturi 2013; Peyre and Cuturi 2019, (4.2)).
 
     Everything is computed in the log domain or with absorbed potentials, in float64, and the marginal error
@@ -271,7 +270,7 @@ def sinkhorn(
     positions by about 0.1 for the squared distance, which carries no factor 1/2.
 
     Between Gaussians the plan is known in closed form, for the squared distance: a `GaussianTransport`
-    instead of an `EntropicTransport`.
+    instead of an `EntropicTransport`. It needs no iteration: of the options only eps counts, and no start.
 
     Args:
         mu, nu: `Particles` or `Grid` on the same space, or two `Gaussian`; batches broadcast, labels are
@@ -326,7 +325,7 @@ def _solve(problem: EntropicProblem, options: Sinkhorn, start: EntropicTransport
     with torch.no_grad():
         G = _start(problem, start)
         kernel = problem.kernel()
-        s = _legible(kernel, scale(kernel, options.scaler, tol=tol, max_iter=options.max_iter, start=G), tol)
+        s = _legible(kernel, scale(kernel, options.engine, tol=tol, max_iter=options.max_iter, start=G), tol)
         f, g = problem.potentials(s)
     value, batch = problem.value(s), problem.pair.batch
     codes = status.names(s.codes.reshape(batch))

@@ -23,7 +23,6 @@ from otflow.transport.exact import envelope, network_simplex
 from otflow.transport.exact.column_generation import LazyDistances, distances
 from otflow.transport.exact.line import line, units
 from otflow.transport.exact.plans import Coupling, ExactTransport, in_units
-from otflow.transport.result import Transport
 
 # Order p, at most: 2^500 and 2^-500, powers of numbers between 1/2 and 2, are far from the ends of float64.
 LARGEST = 500
@@ -62,7 +61,7 @@ def solve(
     *,
     start: ExactTransport | None = None,
     on_failure: Literal["raise", "return"] = "raise",
-) -> Transport: ...
+) -> ExactTransport | GaussianTransport: ...
 
 
 def solve(
@@ -72,7 +71,7 @@ def solve(
     *,
     start: ExactTransport | None = None,
     on_failure: Literal["raise", "return"] = "raise",
-) -> Transport:
+) -> ExactTransport | GaussianTransport:
     """The coupling P of mu and nu that minimises sum_ij P_ij d(x_i, y_j)^p, with a proof that it does.
 
     Between clouds and densities this is an `ExactTransport`, and d is the geodesic distance of the space. The

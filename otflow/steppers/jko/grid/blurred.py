@@ -18,6 +18,7 @@ from otflow.measures import Grid
 from otflow.steppers.jko.base import Move, MovementProblem
 from otflow.steppers.jko.grid.entropic import EntropicJKO
 from otflow.steppers.jko.grid.spline import Array
+from otflow.transport.entropic.options import Sinkhorn
 
 COARSE = 64  # cells along an axis that are enough for a start; chosen
 
@@ -50,7 +51,7 @@ def replacement(
     """
     if max(mu.spacing) > 1.5 * min(mu.spacing):
         return None
-    stepper = EntropicJKO(max(mu.spacing) ** 2, debiased=True, tol=tol, max_iter=max_iter)
+    stepper = EntropicJKO(Sinkhorn(max(mu.spacing) ** 2, tol=tol, max_iter=max_iter), debiased=True)
     try:
         with torch.no_grad():
             return stepper.move(SteepestDescent(problem.energy, problem.metric), problem.tau, mu, None)

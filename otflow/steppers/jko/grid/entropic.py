@@ -23,6 +23,8 @@ from otflow.steppers.base import Memory, Step, Stepper
 from otflow.steppers.jko.base import Move
 from otflow.steppers.jko.grid.prox import Split, of_mass_one, split
 from otflow.steppers.jko.stepper import as_descent, on_density
+from otflow.transport.entropic.newton import NewtonSinkhorn
+from otflow.transport.entropic.options import Sinkhorn, as_options
 
 # A sum in the kernel domain above this is exact: the terms that underflow, below 1e-308, are rounding to
 # it.
@@ -52,10 +54,9 @@ class EntropicJKO(Stepper):
     O(eps^2 / dt).
 
     Args:
-        eps: as in `sinkhorn`, twice the variance of the blur.
+        eps: as in `sinkhorn`, twice the variance of the blur; or `Sinkhorn` with a bound ``tol`` on
+            ``residual`` and with the iterations a step, ``max_iter``, beyond which its status is "max_iter".
         debiased: whether to remove the blur to first order.
-        tol: bound on ``residual``.
-        max_iter: iterations a step, beyond which its status is "max_iter".
 
     >>> import numpy as np, otflow as of
     >>> x = (np.arange(32) + 0.5) / 32
@@ -65,17 +66,16 @@ class EntropicJKO(Stepper):
     2.0
     """
 
-    def __init__(
-        self, eps: float, *, debiased: bool = False, tol: float = 1e-8, max_iter: int = 10_000
-    ) -> None:
-        self.eps = checks.positive(eps, "eps")
+    def __init__(self, eps: float | Sinkhorn, *, debiased: bool = False) -> None:
+        self.sinkhorn = as_options(eps)
+        rule = "densities on a grid have an iteration of their own"
+        own = isinstance(self.sinkhorn.engine, NewtonSinkhorn)
+        checks.require(own, "engine", self.sinkhorn.engine, rule, "leave engine out")
         self.debiased = debiased
-        self.tol = checks.positive(tol, "tol")
-        self.max_iter = checks.count(max_iter, "max_iter")
 
     def step(self, field: VelocityField, t: Tensor, dt: Tensor, mu: Measure, memory: Memory) -> Step:
         descent, grid = _admitted(field, t, mu)
-        _resolved(grid, self.eps)
+        _resolved(grid, self.sinkhorn.eps)
         with torch.no_grad():
             move = self.move(descent, float(dt.max()), grid, memory.carry)
             gap = descent.energy(move.mu) + move.cost / (2 * dt) - descent.energy(grid)
@@ -85,17 +85,17 @@ class EntropicJKO(Stepper):
 
     def move(self, field: SteepestDescent, tau: float, mu: Grid, carry: Carry | None) -> Move:
         """The step from mu; its state is the first variation of F on the way, which no time step scales."""
-        variance = self.eps / 2
+        options, variance = self.sinkhorn, self.sinkhorn.eps / 2
         scale = variance / tau
         parts = split(field.energy, mu, entropy=-scale / 2 if self.debiased else 0.0)
         parts.admits(scale)
         kernel = HeatKernel.gibbs(mu, variance)
         u = torch.zeros_like(parts.V) if carry is None else -carry.state / scale
-        plan = scaling(kernel, mu, parts, scale, u, self.tol, self.max_iter)
+        plan = scaling(kernel, mu, parts, scale, u, options.tol, options.max_iter)
         rho = of_mass_one(parts, plan.log_q, scale, mu)
-        failed = (~(plan.residual <= self.tol)).to(torch.int64) * code("max_iter")
+        failed = (~(plan.residual <= options.tol)).to(torch.int64) * code("max_iter")
         worst = f"marginal error {float(plan.residual.max()):.3g} after {plan.iterations} iterations"
-        message = f"{worst}, tol = {self.tol:g}: raise max_iter, eps or tol" if bool(failed.any()) else ""
+        message = f"{worst}, tol = {options.tol:g}: raise max_iter, eps or tol" if bool(failed.any()) else ""
         return Move(
             mu.at([rho.to(mu.dtype)]),
             sharp_cost(plan, mu, variance) if self.debiased else kernel.cost(plan.u, plan.v, mu),
@@ -107,7 +107,7 @@ class EntropicJKO(Stepper):
         )
 
     def __repr__(self) -> str:
-        return f"EntropicJKO({self.eps:g})"
+        return f"EntropicJKO({self.sinkhorn.eps:g}{', debiased=True' if self.debiased else ''})"
 
 
 def _admitted(field: VelocityField, t: Tensor, mu: Measure) -> tuple[SteepestDescent, Grid]:
