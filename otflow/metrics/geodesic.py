@@ -204,7 +204,7 @@ def _solve(mu: Measure, nu: Measure, metric: Twisted, options: Options) -> Twist
 
 @_solve.register(Gaussian)
 def _(mu: Gaussian, nu: Measure, metric: Twisted, options: Options) -> TwistedTransport:
-    from otflow.transport.bures.plans import solve_gaussians
+    from otflow.transport.bures.gaussian_transport import solve_gaussians
 
     d = distance(mu, checks.instance(nu, Gaussian, "nu"), metric)
     columns = max(one.root.shape[-1] for one in (mu, nu) if isinstance(one, Gaussian))

@@ -1,6 +1,7 @@
 """Optimal transport: exact, entropic, between Gaussians, conditional on labels; and cheaper distances."""
 
 from otflow.transport.bures.barycentre import bures_barycentre
+from otflow.transport.bures.gaussian_transport import GaussianTransport
 from otflow.transport.bures.geometry import (
     AffineMap,
     bures,
@@ -10,7 +11,6 @@ from otflow.transport.bures.geometry import (
     bures_map,
     bures_wasserstein,
 )
-from otflow.transport.bures.plans import GaussianTransport
 from otflow.transport.discrepancy import EnergyKernel, GaussianKernel, LaplaceKernel, mmd
 from otflow.transport.entropic.costs import BilinearCost, Cost, PowerCost
 from otflow.transport.entropic.engines import POT, Engine, GeomLoss

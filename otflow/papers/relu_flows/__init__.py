@@ -26,7 +26,7 @@ from otflow.papers.relu_flows.neurons import lie_trotter, maurey
 from otflow.papers.relu_flows.pieces import Piece, PiecewiseFlow, phi1
 from otflow.papers.relu_flows.polar_maps import Polar, polar
 from otflow.papers.relu_flows.shears import monotone, permutation, shear, staircase
-from otflow.papers.relu_flows.transport import Transport, transport_1d
+from otflow.papers.relu_flows.transport import ReluTransport, transport_1d
 
 __all__ = [
     "Piece",
@@ -42,7 +42,7 @@ __all__ = [
     "lie_trotter",
     "transport_1d",
     "knothe_rosenblatt",
-    "Transport",
+    "ReluTransport",
     "Law",
     "Mixture1d",
 ]

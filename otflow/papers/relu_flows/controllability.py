@@ -58,7 +58,7 @@ def run(frame: Frame) -> Result:
     return Result(claims, figures, data)
 
 
-def _line_claims(line: list[rf.Transport]) -> list[Claim]:
+def _line_claims(line: list[rf.ReluTransport]) -> list[Claim]:
     kl, tv = values(line, "kl"), values(line, "tv")
     fine = LINE >= 16  # the rates are asymptotic in K
     return [
@@ -97,7 +97,7 @@ def _plane_claims(plane: tr.Plane) -> list[Claim]:
     ]
 
 
-def _tail_claims(heavy: dict[str, rf.Transport], missing: dict[str, tr.Array]) -> list[Claim]:
+def _tail_claims(heavy: dict[str, rf.ReluTransport], missing: dict[str, tr.Array]) -> list[Claim]:
     """KL is finite if and only if the target has a second moment, so for more than two degrees."""
     wanted = {"Cauchy": "inf", "t, 2 degrees": "inf", "t, 3 degrees": "finite", "mixture": "finite"}
     powers = {"Cauchy": -1.0, "t, 2 degrees": 0.0, "t, 3 degrees": 1 / 3}

@@ -14,7 +14,7 @@ from otflow.papers.relu_flows.transports import LEVELS, LINE, MIXTURE, Plane, cu
 BLUE, RED, GREEN, PINK = of.plot.COLOURS[:4]
 
 
-def line(runs: list[rf.Transport]) -> Any:
+def line(runs: list[rf.ReluTransport]) -> Any:
     """Densities of base, target and images for a few K."""
     y = np.linspace(-4.5, 4.5, 1801)
     fig, (axes,) = of.plot.figure(1, 3, size=(10.8, 3.3))
@@ -48,7 +48,7 @@ def plane(found: Plane) -> Any:
     return fig
 
 
-def rates(runs: list[rf.Transport], found: Plane) -> Any:
+def rates(runs: list[rf.ReluTransport], found: Plane) -> Any:
     """KL and total variation against pieces, on the line and in the plane."""
     fig, ((left, right),) = of.plot.figure(1, 2, size=(9.4, 3.8))
     left.plot(LINE, values(runs, "kl"), "o-", color=BLUE, label="KL")

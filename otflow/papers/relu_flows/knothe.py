@@ -18,7 +18,7 @@ from otflow.base.numbers import Array
 from otflow.papers.relu_flows.laws import Law, TailEnd, is_law, obstruction, on_the_line
 from otflow.papers.relu_flows.pieces import PiecewiseFlow
 from otflow.papers.relu_flows.shears import joined, monotone, shear, staircase
-from otflow.papers.relu_flows.transport import GAP, Transport, levels, quantiles, rounded
+from otflow.papers.relu_flows.transport import GAP, ReluTransport, levels, quantiles, rounded
 
 SPAN = float(norm.cdf(-4.5))  # levels at which slabs end: 3.4e-6, or 4.5 standard deviations of a Gaussian
 STRAIGHT = 1e-9  # nodes that are this near to the line through their neighbours are left out
@@ -40,7 +40,7 @@ def knothe_rosenblatt(
     delta: float = 1e-5,
     samples: int = 2**15,
     rng: int | np.random.Generator = 0,
-) -> Transport:
+) -> ReluTransport:
     """y_j = F*_j^-1(F_j(x_j) | y_1, .., y_(j-1)) for j = 1..d, constant on slabs of earlier coordinates.
 
     For each j, staircases lift x_j by H for each slab of the earlier coordinates, so that K^(j-1) windows of
@@ -202,7 +202,7 @@ def _grid(axes: list[Array]) -> Array:
 # --- how good it is ------------------------------------------------------------------------------------
 
 
-def _measured(plan: _Plan, flow: PiecewiseFlow, why: str | None, samples: int, rng: Any) -> Transport:
+def _measured(plan: _Plan, flow: PiecewiseFlow, why: str | None, samples: int, rng: Any) -> ReluTransport:
     """KL, TV and L2 at points of a scrambled Sobol sequence, carried by the exact map."""
     d = len(plan.base)
     sobol = qmc.Sobol(d, rng=checks.generator(rng))
@@ -227,7 +227,7 @@ def _measured(plan: _Plan, flow: PiecewiseFlow, why: str | None, samples: int, r
     kl = np.inf if why else float(g.mean())
     error = 0.0 if why else float(g.std() / np.sqrt(len(g)))
     tv = float(-np.expm1(-np.maximum(g, 0.0)).mean())
-    return Transport(flow, rounded(kl), rounded(tv), rounded(l2), rounded(error), why)
+    return ReluTransport(flow, rounded(kl), rounded(tv), rounded(l2), rounded(error), why)
 
 
 def _laws(base: Any) -> list[Law]:

@@ -1,6 +1,6 @@
 """Transport of one law to another by piecewise ReLU flows, with relative entropy (our constructions).
 
-`otflow.papers.relu_flows` offers `transport_1d` and `Transport`; `relu_knothe` has more dimensions.
+`otflow.papers.relu_flows` offers `transport_1d` and `ReluTransport`; `relu_knothe` has more dimensions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GAP = (
 
 
 @dataclass(frozen=True, eq=False)
-class Transport:
+class ReluTransport:
     """A flow and how near the image rho of the base law comes to the target rho*.
 
     ``kl`` is KL(rho* | rho) and ``tv`` the total variation, both by quadrature in one dimension, by
@@ -50,13 +50,15 @@ class Transport:
 
     def __repr__(self) -> str:
         more = ", obstructed" if self.obstruction else ""
-        return f"Transport({self.pieces} pieces, KL={self.kl:.4g}, TV={self.tv:.4g}, L2={self.l2:.4g}{more})"
+        return (
+            f"ReluTransport({self.pieces} pieces, KL={self.kl:.4g}, TV={self.tv:.4g}, L2={self.l2:.4g}{more})"
+        )
 
 
 # --- on the line ---------------------------------------------------------------------------------------
 
 
-def transport_1d(base: Law, target: Law, K: int, *, tail: float = 2e-4) -> Transport:
+def transport_1d(base: Law, target: Law, K: int, *, tail: float = 2e-4) -> ReluTransport:
     """The piecewise linear interpolant of F*^-1(F(x)) at K + 1 quantiles of base: K + 2 pieces.
 
     KL(rho* | rho) decays like K^-2 and total variation like K^-1, until what lies beyond the nodes shows.
@@ -73,7 +75,7 @@ def transport_1d(base: Law, target: Law, K: int, *, tail: float = 2e-4) -> Trans
     >>> from otflow.papers.relu_flows import transport_1d
     >>> from scipy.stats import cauchy, norm
     >>> transport_1d(norm(0, 1), norm(1, 2), 1)
-    Transport(3 pieces, KL=0, TV=0, L2=0)
+    ReluTransport(3 pieces, KL=0, TV=0, L2=0)
     >>> transport_1d(norm(0, 1), cauchy(), 64).obstruction[:48]
     'the lower tail of the target is too heavy: beyon'
 
@@ -91,7 +93,7 @@ def transport_1d(base: Law, target: Law, K: int, *, tail: float = 2e-4) -> Trans
     v = levels(1025, tail)
     apart = flow(quantiles(base, v, "base")[:, None]).numpy()[:, 0] - quantiles(target, v, "target")
     l2 = math.hypot(*apart) / math.sqrt(len(apart))
-    return Transport(flow, math.inf if why else rounded(kl), rounded(tv), rounded(l2), obstruction=why)
+    return ReluTransport(flow, math.inf if why else rounded(kl), rounded(tv), rounded(l2), obstruction=why)
 
 
 def _divergences(

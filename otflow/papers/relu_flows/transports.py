@@ -20,8 +20,8 @@ class Plane(NamedTuple):
     """Runs in the plane for several K, as they are and with medians off."""
 
     K: Array
-    plain: list[rf.Transport]
-    centred: list[rf.Transport]
+    plain: list[rf.ReluTransport]
+    centred: list[rf.ReluTransport]
 
 
 def curved(j: int, y: Array) -> Any:
@@ -47,7 +47,7 @@ def in_the_plane(cells: tuple[int, ...], samples: int) -> Plane:
     return Plane(np.array(cells), plain, centred)
 
 
-def values(runs: list[rf.Transport], name: str) -> Array:
+def values(runs: list[rf.ReluTransport], name: str) -> Array:
     """The errors of that name, "kl", "tv" or "l2"."""
     return np.array([getattr(run, name) for run in runs])
 
@@ -57,7 +57,7 @@ def log_normal(x: Any) -> Array:
     return np.asarray(norm.logpdf(x).sum(-1))
 
 
-def beyond(run: rf.Transport, law: Any) -> Array:
+def beyond(run: rf.ReluTransport, law: Any) -> Array:
     """u g(u), the part of KL in d log u at upper quantile u: KL is finite if it decays as u falls."""
     y = np.asarray(law.isf(LEVELS))
     return np.asarray(LEVELS * np.abs(law.logpdf(y) - run.flow.log_density(y[:, None], log_normal).numpy()))

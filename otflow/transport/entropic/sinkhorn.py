@@ -14,7 +14,7 @@ from otflow.base.spaces import Euclidean
 from otflow.base.tables import table
 from otflow.measures import Gaussian, Grid, Measure, Particles
 from otflow.transport.bures.entropic import gaussian_sinkhorn_divergence
-from otflow.transport.bures.plans import GaussianTransport, sinkhorn_gaussians
+from otflow.transport.bures.gaussian_transport import GaussianTransport, sinkhorn_gaussians
 from otflow.transport.comparable import Pair, merge, pair
 from otflow.transport.entropic.costs import Cost, PowerCost, as_cost
 from otflow.transport.entropic.engines import Scaling, scale

@@ -16,8 +16,8 @@ from otflow.base.errors import ConvergenceError
 from otflow.base.kernels import row_tiles
 from otflow.base.spaces import Euclidean, Space
 from otflow.measures import Gaussian, Grid, Measure, Particles, Quantiles
+from otflow.transport.bures.gaussian_transport import GaussianTransport, solve_gaussians
 from otflow.transport.bures.geometry import bures_wasserstein
-from otflow.transport.bures.plans import GaussianTransport, solve_gaussians
 from otflow.transport.comparable import Pair, exponent, pair, root
 from otflow.transport.exact import envelope, network_simplex
 from otflow.transport.exact.column_generation import LazyDistances, distances

@@ -22,7 +22,7 @@ class QuadraticFunction:
     """x -> c + b.(x - m) + (x - m).A (x - m), on points (*batch, n, d): a potential between Gaussians.
 
     >>> import torch
-    >>> from otflow.transport.bures.plans import QuadraticFunction
+    >>> from otflow.transport.bures.gaussian_transport import QuadraticFunction
     >>> one = torch.ones(1)
     >>> QuadraticFunction(torch.tensor(3.0), 2 * one, torch.eye(1), one)(torch.tensor([[1.0], [2.0]]))
     tensor([3., 6.])
@@ -163,7 +163,7 @@ def sinkhorn_gaussians(mu: Gaussian, nu: Gaussian, eps: float) -> GaussianTransp
     measures has a closed form, 2020, Theorem 1.
 
     >>> from otflow import Gaussian
-    >>> from otflow.transport.bures.plans import sinkhorn_gaussians
+    >>> from otflow.transport.bures.gaussian_transport import sinkhorn_gaussians
     >>> mu, nu = Gaussian([0.0], root=[[1.0]]), Gaussian([1.0], root=[[2.0]])
     >>> found = sinkhorn_gaussians(mu, nu, 6.0)
     >>> found.cross.item(), found.cost.item(), found.map([[2.0]]).item()
