@@ -420,10 +420,7 @@ LARGE: dict[str, Callable[[of.Particles, of.Particles], Any]] = {
 def test_09_fifty_thousand_atoms_are_refused_before_anything_is_allocated(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exact, "_memory", lambda: 16 * 2**30)  # POT: the process was aborted
-    monkeypatch.setattr(
-        network_simplex, "has_sparse", lambda: False
-    )  # as with versions that want the whole matrix
+    monkeypatch.setattr(exact, "_memory", lambda: 2**30)  # POT: the process was aborted, with 16 times that
     mu, nu = (of.Particles(x, label=np.zeros(MANY)) for x in normal(2, MANY, 2))
     with Watch() as watch:
         refuses(lambda: LARGE[name](mu, nu), "50000", "G", "use")

@@ -426,16 +426,12 @@ def test_poor_potentials_are_repaired_along_the_tree_of_the_plan(monkeypatch: py
     assert plan.gap.item() < 1e-13
 
 
-@pytest.mark.parametrize(
-    ("has_sparse", "need"), [(True, r"1\.5 GiB.*sliced"), (False, r"149\.0 GiB.*newer POT")]
-)
 def test_problems_that_do_not_fit_into_memory_are_refused_before_they_start(
-    monkeypatch: pytest.MonkeyPatch, has_sparse: bool, need: str
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(exact, "_memory", lambda: 2**30)
-    monkeypatch.setattr(network_simplex, "has_sparse", lambda: has_sparse)
     mu = of.Particles(np.zeros((50_000, 2), np.float32))
-    with pytest.raises(of.InputError, match=need):
+    with pytest.raises(of.InputError, match=r"1\.5 GiB.*sliced"):
         solve(mu, mu)
 
 
@@ -518,13 +514,6 @@ def test_a_plan_that_is_still_optimal_is_returned_at_once(monkeypatch: pytest.Mo
     start = solve(mu, nu)
     monkeypatch.setattr(network_simplex, "_emd", None)
     assert solve(mu, nu, start=start).cost.item() == start.cost.item()
-
-
-def test_without_sparse_costs_in_pot_a_warm_start_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, after, nu = moving(400, 5, 1e-3)
-    monkeypatch.setattr(network_simplex, "has_sparse", lambda: False)
-    warm = solve(after, nu, start=solve(before, nu))
-    assert warm.cost.item() == solve(after, nu).cost.item()
 
 
 def test_a_start_of_another_scale_or_shape_does_no_harm() -> None:
