@@ -105,7 +105,7 @@ class Sphere(Space):
         off = (norm(x) - 1).abs()
         if (off > self.tol).any():
             rule = f"tokens on the sphere have norm 1 within {self.tol:g}"
-            fail("max | |x| - 1 |", off.max().item(), rule, "normalise x")
+            fail("max | |x| - 1 |", off.max().item(), rule, "pass x / x.norm(dim=-1, keepdim=True)")
         return normalise(x)
 
     def tangent(self, x: Tensor, u: Tensor) -> Tensor:

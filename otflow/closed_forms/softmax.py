@@ -80,7 +80,7 @@ def softmax_path(S0: Any, A: Any, t: Any) -> Tensor:
     if bool(past.any()):
         worst = (1 / values.expand(past.shape)[past]).abs().min().item()
         rule = f"a covariance blows up at |t| = {worst:g}"
-        checks.fail("t", numbers.shown(t), rule, "stay below softmax_blow_up_time")
+        checks.fail("t", numbers.shown(t), rule, f"pass |t| < {worst:g}, as softmax_blow_up_time(S0, A) says")
     # A solve without the root: smooth in S0 even where S0 is singular.
     return symmetric(solve_right(S, eye(S) - time * H @ S))
 
@@ -202,7 +202,12 @@ def softmax_limit_rank_bound(A: Any, *, tol: float = 1e-10) -> Tensor:
     values, scale = torch.linalg.eigvalsh(H.detach()), tol * norm(H.detach())[..., None]
     if bool((values > scale).any()):
         high = values.max().item()
-        checks.fail("max eigenvalue of A + A^T", high, "the bound is for A + A^T <= 0", "choose another A")
+        checks.fail(
+            "max eigenvalue of A + A^T",
+            high,
+            "the bound is for A + A^T <= 0",
+            "pass A - c I with c >= half of that",
+        )
     return a.shape[-1] - (values < -scale).sum(-1)
 
 

@@ -278,7 +278,10 @@ def _verdict(value: Any, run: FlowRun) -> Tensor:
         return torch.as_tensor(value).bool().to(run.codes.device).expand(run.codes.shape)
     except (TypeError, RuntimeError):
         checks.fail(
-            "stop(t, mu)", repr(value), "it returns True or False, for all or for each member", "check stop"
+            "stop(t, mu)",
+            repr(value),
+            "it returns True or False, for all or for each member",
+            "let stop return bool(...)",
         )
 
 
@@ -393,8 +396,9 @@ def _finish(run: FlowRun, log: Recorder, on_failure: str) -> Trajectory:
     bad = sorted(set(np.atleast_1d(traj.status).ravel().tolist()) - set(status.HARMLESS))
     if bad and on_failure == "raise":
         when = float(run.ended[~run.ended.isnan()].min())
+        why = run.message.rstrip(".") or "halve dt"
         raise FlowError(
-            f"status {', '.join(bad)} at t = {when:g}: {run.message.rstrip('.') or 'see trajectory.status'}. "
+            f"status {', '.join(bad)} at t = {when:g}: {why}. "
             "The run so far is in the .trajectory of this exception.",
             traj,
         )

@@ -84,7 +84,13 @@ class Gaussian(Measure):
         x, w = checks.instance(mu, Measure, "mu").nodes()
         space = getattr(mu, "space", None)
         rule = "points that wrap around have no mean"
-        checks.require(space is None or space.linear, "mu.space", space, rule, "fit a chart of it")
+        checks.require(
+            space is None or space.linear,
+            "mu.space",
+            space,
+            rule,
+            "pass its positions, Gaussian.fit(Particles(mu.x, mu.w))",
+        )
         mean = (w[..., None] * x).sum(-2)
         y = x - mean[..., None, :]
         return cls(mean, cov=(w[..., None] * y).mT @ y)

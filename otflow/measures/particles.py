@@ -187,4 +187,4 @@ def _labels(label: Any, x: Tensor) -> Tensor:
 
 def _per_token(a: Tensor, name: str, x: Tensor) -> Tensor:
     rule = f"one number per token is needed, shape {tuple(x.shape[:-1])}"
-    return checks.expanded(a, x.shape[:-1], name, rule, f"reshape {name}")
+    return checks.expanded(a, x.shape[:-1], name, rule, f"pass {name} with {x.shape[-2]} entries per cloud")

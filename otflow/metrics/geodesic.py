@@ -140,7 +140,12 @@ class Options(NamedTuple):
 
 @singledispatch
 def _solve(mu: Measure, nu: Measure, metric: Twisted, options: Options) -> TwistedGeodesic:
-    checks.fail("mu", repr(mu), "twisted distances are those of Particles and Gaussians", "use one of these")
+    checks.fail(
+        "mu",
+        repr(mu),
+        "twisted distances are those of Particles and Gaussians",
+        "pass Particles(*mu.nodes())",
+    )
 
 
 @_solve.register(Gaussian)
@@ -174,7 +179,9 @@ def _in_double(mu: Particles, nu: Measure, metric: Twisted, options: Options) ->
 def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
     out = value.to(dtype)
     if not bool(torch.isfinite(out).all()):
-        raise NotFiniteError(f"a twisted length leaves the range of {dtype}; rescale the weight.", value)
+        raise NotFiniteError(
+            f"a twisted length leaves the range of {dtype}; divide the weight by its largest value.", value
+        )
     return out
 
 
@@ -200,7 +207,10 @@ def _(mu: Particles, nu: Measure, metric: Twisted, options: Options) -> TwistedG
     least = _least(metric, flat, w2, options)
     if options.lower is not None and bool((least > upper * (1 + 1e-6)).any()):
         checks.fail(
-            "lower", options.lower, "a path exists that is shorter than that allows", "check the weight"
+            "lower",
+            options.lower,
+            "a path exists that is shorter than that allows",
+            f"pass lower={options.lower * float((upper / least).square().min()):.3g} or less",
         )
     least = torch.minimum(least, upper)  # up to rounding, where both are equal
     return TwistedGeodesic(upper, least, list(measures), torch.stack(lengths), status.names(codes))
@@ -286,7 +296,12 @@ def _straight(mu: Particles, y: Tensor) -> Tangent:
     u = mu.space.log(mu.x, y)
     off = mu.space.distance(mu.space.exp(mu.x, u), y)
     if bool((off > 1e-3).any()):
-        checks.fail("nu", "antipodes of atoms of mu", "no way between them is the shortest", "move one a bit")
+        checks.fail(
+            "nu",
+            "antipodes of atoms of mu",
+            "no way between them is the shortest",
+            "pass nu.move(Tangent([1e-6 * torch.randn(nu.x.shape)]))",
+        )
     return Tangent([u])
 
 

@@ -130,7 +130,13 @@ def _tried(tries: Mapping[str, Particles] | None, mu0: Particles) -> dict[str, P
     for name, nu in checks.instance({} if tries is None else tries, Mapping, "tries").items():
         out[name] = _moved(plain(checks.instance(nu, Particles, f"tries[{name!r}]")), mu0, name)
         rule = "it is at distance 0 from mu0"
-        checks.require((apart(mu0, out[name], 2.0) > 0).all(), f"tries[{name!r}]", nu, rule, "perturb it")
+        checks.require(
+            (apart(mu0, out[name], 2.0) > 0).all(),
+            f"tries[{name!r}]",
+            nu,
+            rule,
+            "drop it, or pass mu0.move(Tangent([1e-3 * torch.randn(mu0.x.shape)]))",
+        )
     return out
 
 
@@ -143,7 +149,9 @@ def _moved(nu: Particles, mu0: Particles, name: str) -> Particles:
     except RuntimeError:
         own = False
     rule = f"a perturbation has the tokens of {mu0!r}, with their weights and labels, moved"
-    checks.require(own, f"tries[{name!r}]", nu, rule, "compare other measures by coupled")
+    checks.require(
+        own, f"tries[{name!r}]", nu, rule, "pass mu0.at([x]); coupled(mu0, nu0, ...) takes any other measure"
+    )
     return mu0.at([x])
 
 

@@ -197,7 +197,11 @@ def _size(mu0: Particles, size: Any) -> Tensor:
         return sizes(size, mu0)
     radius: Tensor = mu0.x.detach().norm(dim=-1).amax(-1)
     checks.require(
-        (radius > 0).all(), "mu0", mu0, "all tokens are at 0, which says nothing of a scale", "pass size"
+        (radius > 0).all(),
+        "mu0",
+        mu0,
+        "all tokens are at 0, which says nothing of a scale",
+        "pass size=1e-6, say",
     )
     return radius * max(1e-6, 256 * torch.finfo(mu0.dtype).eps)
 

@@ -139,7 +139,9 @@ class Jacobian(NamedTuple):
 
     def _finite(self, u: Tangent) -> Tensor:
         if not bool(torch.isfinite(u[0]).all()):
-            raise NotFiniteError(f"a derivative of {self.field!r} is not finite; rescale its weights.", u)
+            raise NotFiniteError(
+                f"a derivative of {self.field!r} is not finite; divide its Q and V by 10.", u
+            )
         return self.flat(u)
 
 

@@ -94,6 +94,6 @@ def _number(value: Any, *, failed: bool) -> Tensor:
         return torch.from_numpy(array)
     if not failed:
         checks.fail(
-            "of(mu, nu)", f"{value!r:.60}", "a distance is a number or a tensor", "check the function"
+            "of(mu, nu)", f"{value!r:.60}", "a distance is a number or a tensor", "let of(mu, nu) return one"
         )
     return torch.tensor(torch.nan, dtype=torch.float64)

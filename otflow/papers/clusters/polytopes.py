@@ -93,7 +93,9 @@ def _scaled(K: Polytope, size: float, z: Tensor) -> Polytope:
     """The polytope of z, from that of z / size."""
     volume = K.volume * torch.tensor(size, dtype=z.dtype) ** K.dimension
     if not bool(volume.isfinite()):
-        checks.fail("z", f"a cloud of size {size:.3g}", "its volume is beyond float64", "scale it down")
+        checks.fail(
+            "z", f"a cloud of size {size:.3g}", "its volume is beyond float64", f"pass z / {size:.0e}"
+        )
     return replace(K, vertices=z[K.index], volume=volume, offsets=K.offsets * size, origin=K.origin * size)
 
 
@@ -104,7 +106,9 @@ def _hull_of_order_one(z: Tensor) -> Polytope:
     r = int((s > max(FLAT * float(s[0]), NOISE * float(z.abs().max()) * math.sqrt(len(z)))).sum())
     if r > WIDEST:
         rule = f"hulls are found up to dimension {WIDEST}"
-        checks.fail("z", f"a cloud of dimension {r}", rule, "project it first")
+        checks.fail(
+            "z", f"a cloud of dimension {r}", rule, f"pass the first {WIDEST} coordinates, z[:, :{WIDEST}]"
+        )
     # In the plane itself its own axes are kept, so that no digit is lost in a rotation.
     basis = torch.eye(r, dtype=z.dtype) if r == z.shape[-1] else Vh[:r].mT
     if r < 2:
@@ -237,7 +241,12 @@ def distinct(values: Any, tol: float) -> Tensor:
     """
     values = checks.tensor(values, "values").detach().double()
     if values.ndim not in (1, 2) or 0 in values.shape:
-        checks.fail("values.shape", tuple(values.shape), "(n,) or (n, d) is needed", "reshape them")
+        checks.fail(
+            "values.shape",
+            tuple(values.shape),
+            "(n,) or (n, d) is needed",
+            "pass a list of numbers or of points",
+        )
     if not (checks.number(tol, "tol") >= 0):
         checks.fail("tol", tol, "a distance is >= 0", "choose another tol")
     x = values.reshape(len(values), -1).numpy()
@@ -314,5 +323,5 @@ def _in_dimension(x: Any, name: str, d: int) -> Tensor:
     out: Tensor = checks.tensor(x, name).double()
     if not out.ndim or out.shape[-1] != d:
         rule = f"the last axis must have length d = {d}"
-        checks.fail(f"{name}.shape", tuple(out.shape), rule, f"reshape {name}")
+        checks.fail(f"{name}.shape", tuple(out.shape), rule, f"pass {name} with {d} coordinates")
     return out

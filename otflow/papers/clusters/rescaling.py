@@ -155,7 +155,7 @@ def _resolved(t: float, mu: Any, Q: Tensor, K: Tensor, V: Tensor, *, way: bool =
     if first <= t or _blur(t, mu, Q, K, V) > BLUR:
         end = min(first, horizon(mu, Q, K, V))
         rule = f"float64 rounds them by more than {BLUR:g} from t = {end:.4g} on"
-        checks.fail("t", t, f"scores grow like exp(2 lambda t), and {rule}", "end earlier")
+        checks.fail("t", t, f"scores grow like exp(2 lambda t), and {rule}", f"pass t={end:.4g} or less")
 
 
 # --- the attention matrix ------------------------------------------------------------------------------
@@ -247,9 +247,11 @@ def leaders(P: Any, *, least: float = 0.5) -> Tensor:
 def _stochastic(P: Any) -> Tensor:
     out: Tensor = checks.tensor(P, "P").double()
     if out.ndim < 2 or out.shape[-1] != out.shape[-2]:
-        checks.fail("P.shape", tuple(out.shape), "(*batch, n, n) is needed", "pass attention_matrix(...)")
+        checks.fail(
+            "P.shape", tuple(out.shape), "(*batch, n, n) is needed", "pass attention_matrix(t, x, Q, K, V)"
+        )
     if bool((out < 0).any()) or bool(((out.sum(-1) - 1).abs() > 1e-6).any()):
-        checks.fail("P", "a matrix", "rows are >= 0 and sum to one", "pass attention_matrix(...)")
+        checks.fail("P", "a matrix", "rows are >= 0 and sum to one", "pass attention_matrix(t, x, Q, K, V)")
     return out
 
 
@@ -301,7 +303,7 @@ def pair_limit(height: Any) -> Tensor:
     """
     y: Tensor = checks.tensor(height, "height").double()
     if bool((y < 0.03).any()):
-        checks.fail("min(height)", float(y.min()), "it must be >= 0.03", "choose another height")
+        checks.fail("min(height)", float(y.min()), "it must be >= 0.03", "pass heights of 0.03 or more")
     shrink = [_exponent(a) for a in y.square().flatten().tolist()]
     return y * torch.exp(-torch.tensor(shrink, dtype=torch.float64).reshape(y.shape))
 
@@ -319,5 +321,5 @@ def _particles(x: Any, d: int) -> Particles:
     """Tokens in float64, in dimension d; a measure keeps its weights."""
     given = x if isinstance(x, Particles) else Particles(x)
     if given.d != d:
-        checks.fail("x.shape", tuple(given.x.shape), f"V has d = {d} columns", "resize one of them")
+        checks.fail("x.shape", tuple(given.x.shape), f"V has d = {d} columns", f"pass x with {d} coordinates")
     return Particles(given.x.double(), None if given.uniform else given.w.double())

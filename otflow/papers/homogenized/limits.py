@@ -59,7 +59,7 @@ def s_matrix(x: Any, *, weights: GaussianWeights, beta: float, draws: int = 1024
             m = barycentres(weights, flat, beta, min(step, total - k), source, ambient=False)
             out += (m @ m.mT).sum(1)
     if not bool(torch.isfinite(out).all()):
-        raise NotFiniteError("s is not finite (scores overflow); choose a smaller beta.", out)
+        raise NotFiniteError("s is not finite (scores overflow); pass beta={beta / 10:g}.", out)
     return (out / total).reshape(*x.shape[:-1], x.shape[-2])
 
 
@@ -179,7 +179,7 @@ def spherical(mu: Measure, weights: GaussianWeights) -> Tensor:
     """The tokens of mu, if they are on the sphere and equal in weight and dimension."""
     if not (isinstance(mu, Particles) and isinstance(mu.space, Sphere) and mu.uniform):
         rule = "Particles(x, space=Sphere()) of equal weights are needed"
-        checks.fail("mu", repr(mu), rule, "make such particles")
+        checks.fail("mu", repr(mu), rule, "pass Particles(x / x.norm(dim=-1, keepdim=True), space=Sphere())")
     of_dimension(weights, mu.d)
     return mu.x
 

@@ -180,7 +180,7 @@ def interpolate(
     aims = targets_of(targets, mus)
     tol, margin = checks.positive(tol, "tol"), checks.positive(margin, "margin")
     if tol > LARGEST:
-        checks.fail("tol", tol, f"at most {LARGEST:g} is needed, an angle", "choose another tol")
+        checks.fail("tol", tol, f"at most {LARGEST:g} is needed, an angle", f"pass tol={LARGEST:g} or less")
     least_hole, seed = checks.positive(least_hole, "least_hole"), checks.generator(rng)
     checks.instance(shortcuts, bool, "shortcuts")
     chosen = same(mus, aims)

@@ -274,7 +274,10 @@ def _pair(theta0: Any, reader: Any) -> tuple[Tensor, Tensor]:
     if theta0.ndim != 2 or len(theta0) < 2 or reader.shape != theta0.shape[:1]:
         shapes = (tuple(theta0.shape), tuple(reader.shape))
         checks.fail(
-            "theta0.shape, reader.shape", shapes, "(B, N) and (B,) with B >= 2 are needed", "reshape them"
+            "theta0.shape, reader.shape",
+            shapes,
+            "(B, N) and (B,) with B >= 2 are needed",
+            "call prompts(N, rng=0, batch=B) for theta0",
         )
     return theta0, reader
 

@@ -239,8 +239,13 @@ def _laws(base: Any) -> list[Law]:
 def _affordable(plan: _Plan, samples: int) -> None:
     most = plan.nodes * plan.K ** (len(plan.base) - 1)
     if plan.nodes < 2:
-        checks.fail("nodes", plan.nodes, "at least 2 are needed", "choose more")
+        checks.fail("nodes", plan.nodes, "at least 2 are needed", f"pass nodes={plan.K + 1}, or leave it out")
     if most > MOST:
-        checks.fail("nodes K^(d-1)", most, f"more than {MOST} nodes are too many", "choose a smaller K")
+        checks.fail(
+            "nodes K^(d-1)",
+            most,
+            f"more than {MOST} nodes are too many",
+            f"pass K={int((MOST / plan.nodes) ** (1 / max(1, len(plan.base) - 1)))} or less",
+        )
     if samples > SAMPLES:
-        checks.fail("samples", samples, f"more than {SAMPLES} are too many", "choose fewer")
+        checks.fail("samples", samples, f"more than {SAMPLES} are too many", f"pass samples={SAMPLES}")

@@ -44,7 +44,7 @@ def maurey(
     total = size.sum()
     if not 0 < total.item() < torch.inf:
         rule = "a field that moves something, in floating point, is needed"
-        checks.fail("sum |w| sqrt(|a|^2 + b^2)", total.item(), rule, "pass other weights")
+        checks.fail("sum |w| sqrt(|a|^2 + b^2)", total.item(), rule, "pass finite w, a, b that are not all 0")
     share = (size / total).detach()
     p = torch.from_numpy(checks.generator(rng).choice(len(w), size=M, p=share.numpy() / share.numpy().sum()))
     return PiecewiseFlow(Piece(w[p] / share[p, None], a[p], b[p], T / M))

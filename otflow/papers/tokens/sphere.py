@@ -68,7 +68,12 @@ def angles(mu: Particles) -> Tensor:
     """
     checks.instance(mu, Particles, "mu")
     if mu.d != 2:
-        checks.fail("mu.d", mu.d, "angles are of tokens in the plane", "project the tokens to a plane")
+        checks.fail(
+            "mu.d",
+            mu.d,
+            "angles are of tokens in the plane",
+            "pass Particles(x[..., :2] / x[..., :2].norm(dim=-1, keepdim=True), space=Sphere())",
+        )
     return torch.atan2(mu.x[..., 1], mu.x[..., 0])
 
 
