@@ -189,7 +189,8 @@ def generator(rng: int | np.random.Generator, name: str = "rng") -> np.random.Ge
             return np.random.default_rng(rng)
     except (TypeError, ValueError):
         pass
-    fail(name, f"{rng!r:.60}", "a seed >= 0 or a numpy.random.Generator is needed", f"pass {name}=0")
+    seed = rng.initial_seed() if isinstance(rng, torch.Generator) else 0
+    fail(name, f"{rng!r:.60}", "a seed >= 0 or a numpy.random.Generator is needed", f"pass {name}={seed}")
 
 
 def function(value: Any, name: str) -> Any:

@@ -260,6 +260,6 @@ def _in_range(x: Tensor, Ax: Tensor) -> tuple[Tensor, Tensor]:
     bound = x.shape[-1] * x.detach().abs().amax() * Ax.detach().abs().amax()
     if not bool(torch.isfinite(bound)):
         raise NotFiniteError(
-            "the scores Ax.y leave the range of floating point; divide A by 10, or the tokens by 3.", bound
+            "the scores Ax.y leave the range of floating point; rescale A / 10, say, or x / 3.", bound
         )
     return x, Ax

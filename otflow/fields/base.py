@@ -82,7 +82,7 @@ class VelocityField(Parametric, Linear["VelocityField"]):
         if not all(bool(torch.isfinite(piece.detach()).all()) for piece in result):
             raise NotFiniteError(
                 f"the velocity of {self!r} is not finite (scores or values overflow); "
-                "divide Q and V by 10, or the tokens.",
+                "rescale them, Q / 10 and V / 10, say, or the tokens.",
                 result,
             )
 

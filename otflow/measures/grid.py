@@ -144,7 +144,7 @@ class Grid(Measure):
     def parts(self) -> dict[str, Tensor]:
         return {"density": self.density} | {f"axis{i}": a for i, a in enumerate(self.axes)}
 
-    def sample(self, n: int, *, rng: Random = None) -> Particles:
+    def sample(self, n: int, *, rng: Random) -> Particles:
         """Points that are uniform within cells drawn by their mass.
 
         >>> from otflow import Grid

@@ -222,7 +222,7 @@ class Quantiles(Measure):
     def parts(self) -> dict[str, Tensor]:
         return {"x": self.x, "levels": self.levels}
 
-    def sample(self, n: int, *, rng: Random = None) -> Particles:
+    def sample(self, n: int, *, rng: Random) -> Particles:
         """X(u) at uniform levels u: points on the line.
 
         >>> from otflow import Quantiles

@@ -64,7 +64,7 @@ def twisted_wasserstein(
     nodes: int = 8,
     levels: int = 3,
     lower: float | None = None,
-    tol: float = 1e-10,
+    tol: float = 1e-9,
     max_iter: int = 1000,
     on_failure: Literal["raise", "return"] = "raise",
 ) -> TwistedGeodesic:
@@ -89,10 +89,10 @@ def twisted_wasserstein(
         levels: how many paths are tried, each with twice as many pieces.
         lower: a number that the weight does not fall below on any path that you allow: for `Partition` and
             paths within |x| <= r that is exp(-|A| r^2).
-        tol: how far the squared length of a path may be above the least one with as many pieces, relative.
+        tol: bound on how far the squared length of a path is above the least with as many pieces, relative.
             Single precision is computed in double; a weight that only takes, or gives, single precision
             leaves at least 64 roundings.
-        max_iter: iterations for each path.
+        max_iter: limit on the iterations for each path.
         on_failure: "raise" raises `ConvergenceError`, which carries the result, if ``tol`` is missed;
             "return" returns it, the bounds being valid still.
 

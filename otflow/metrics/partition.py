@@ -65,7 +65,7 @@ class Partition(Parametric):
         if not (low > math.log(info.tiny) and high < math.log(info.max)):
             raise NotFiniteError(
                 f"int exp(Ax.y) dmu(y) reaches from exp({low.item():.4g}) to exp({high.item():.4g}), beyond "
-                f"the range of {log.dtype}; divide A by 10, or the tokens by 3.",
+                f"the range of {log.dtype}; rescale A / 10, say, or x / 3.",
                 log,
             )
         return log.exp()

@@ -100,7 +100,7 @@ def coupled(
         p: the order of the distance, from 1 (2 except on particles).
         of: another distance, a function of two measures.
         noise: moves both runs by one path. Independent noise needs equally many tokens in both.
-        progress: show bars.
+        progress: show a bar, one for the runs and one for the distances.
 
     >>> import otflow as of
     >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())

@@ -158,7 +158,7 @@ def ladder(
         R0: the radius of a ball that contains all tokens and their perturbations, for the a-priori bound; by
             default the smallest.
         p: the order of the distance, from 1.
-        rng: where random perturbations come from.
+        rng: a seed or a `numpy.random.Generator`, for random perturbations.
 
     >>> import torch
     >>> import otflow as of

@@ -25,7 +25,7 @@ DOUBLINGS, CUTS = 30, 100
 
 
 def perturbations(
-    mu0: Particles, size: Any, *, p: float = 2.0, rng: int | np.random.Generator = 0
+    mu0: Particles, size: Any, *, p: float = 2.0, rng: int | np.random.Generator
 ) -> dict[str, Particles]:
     """Simple clouds nu0 with d(mu0, nu0) = size: name -> nu0, each with the tokens of mu0 moved.
 

@@ -288,11 +288,12 @@ def singular_values(
     Args:
         mu0, field, stepper, t1, dt, t0: as in `Propagator`.
         k: how many; multiple values are found as often as they occur, up to k times.
-        tol: residual over s_1 at which a pair counts as found; at least 100 rounding errors of the dtype of
+        tol: bound on ``residuals`` over s_1; at least 100 rounding errors of the dtype of
             mu0. Values are then right to about tol^2 s_1 over their relative gap to the next.
-        max_iter: limit on the rounds.
-        rng: for the start: a seed or a `numpy.random.Generator`.
-        on_failure: "raise" raises `ConvergenceError`, which carries the spectrum, if a member missed ``tol``.
+        max_iter: limit on the rounds; one is up to a few dozen runs, hence few.
+        rng: a seed or a `numpy.random.Generator`, for the start of the search.
+        on_failure: "raise" raises `ConvergenceError`, which carries the spectrum, if a member missed ``tol``;
+            "return" returns it.
 
     Reference: Golub and Van Loan 2013, "Matrix computations", Section 10.4.
 

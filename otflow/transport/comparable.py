@@ -53,7 +53,7 @@ def pair(mu: Measure, nu: Measure) -> Pair:
             "nu",
             f"{nu!r} in dimension {y.shape[-1]}",
             rule,
-            f"pass nu with space={space} and {x.shape[-1]} coordinates",
+            f"compare in one space: pass nu with space={space} and {x.shape[-1]} coordinates",
         )
     checks.alike(checks.finite(y, "nu.x"), "nu", checks.finite(x, "mu.x"), "mu")
     batch = common_batch(mu, nu)

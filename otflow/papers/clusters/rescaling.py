@@ -184,25 +184,25 @@ def attention_matrix(t: float, mu: Any, Q: Any, K: Any, V: Any) -> Tensor:
     return torch.cat([kernels.attend(q[..., r, :], k, eye, bias)[0] for r in rows], -2)
 
 
-def undecided(P: Any, tol: float = 1e-6) -> Tensor:
-    """Rows with an entry in (tol, 1 - tol), (*batch, n): the tokens that attend to more than one other.
+def undecided(P: Any, *, atol: float = 1e-6) -> Tensor:
+    """Rows with an entry in (atol, 1 - atol), (*batch, n): the tokens that attend to more than one other.
 
     >>> from otflow.papers.clusters import undecided
     >>> undecided([[1.0, 0.0], [0.5, 0.5]])
     tensor([False,  True])
     """
     P = _stochastic(P)
-    return (torch.minimum(P, 1 - P) > checks.positive(tol, "tol")).any(-1)
+    return (torch.minimum(P, 1 - P) > checks.positive(atol, "atol")).any(-1)
 
 
-def is_boolean(P: Any, tol: float = 1e-6) -> Tensor:
-    """Whether every entry is within tol of 0 or 1, (*batch,).
+def is_boolean(P: Any, *, atol: float = 1e-6) -> Tensor:
+    """Whether every entry is within atol of 0 or 1, (*batch,).
 
     >>> from otflow.papers.clusters import is_boolean
     >>> is_boolean([[1.0, 0.0], [1e-9, 1.0]]).item()
     True
     """
-    return ~undecided(P, tol).any(-1)
+    return ~undecided(P, atol=atol).any(-1)
 
 
 def boolean_limit(P: Any) -> Tensor:
@@ -217,18 +217,18 @@ def boolean_limit(P: Any) -> Tensor:
     return torch.nn.functional.one_hot(P.argmax(-1), P.shape[-1]).double()
 
 
-def rank(P: Any, *, tol: float = 1e-6) -> Tensor:
-    """The number of singular values above tol times the largest, (*batch,), integers.
+def rank(P: Any, *, rtol: float = 1e-6) -> Tensor:
+    """The number of singular values above rtol times the largest, (*batch,), integers.
 
     Singular values of a Boolean P are the roots of the numbers of tokens that attend to each leader, at least
-    n^(-1/2) of the largest: for such P and n < 1/tol^2, it is the rank, and the number of leaders.
+    n^(-1/2) of the largest: for such P and n < 1/rtol^2, it is the rank, and the number of leaders.
 
     >>> from otflow.papers.clusters import rank
     >>> rank([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]).item()
     2
     """
     s = torch.linalg.svdvals(_stochastic(P))
-    many: Tensor = (s > checks.positive(tol, "tol") * s[..., :1]).sum(-1)
+    many: Tensor = (s > checks.positive(rtol, "rtol") * s[..., :1]).sum(-1)
     return many
 
 

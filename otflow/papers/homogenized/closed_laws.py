@@ -102,7 +102,8 @@ def simplex_ratios(
         gamma: in (-1/(n - 1), 1], any shape; n: number of tokens, >= 2.
         b: beta sigma_A^2 sqrt(d), see `GaussianWeights.logit_scale`, >= 0.
         d: dimension, or infinity.
-        samples, rng: for g; every gamma sees the same numbers, so that g is smooth.
+        samples: how many, for g; every gamma sees the same numbers, so that g is smooth.
+        rng: a seed or a `numpy.random.Generator`, for these samples.
 
     >>> from otflow.papers.homogenized import simplex_ratios
     >>> simplex_ratios(0.0, 8, 0.0).f.item(), simplex_ratios(0.0, 8, 0.0).g.item()
@@ -310,7 +311,8 @@ def low_temperature_paths(
     Args:
         u0: overlaps at time zero, a list or a number, in (-1, 1).
         t: increasing times >= 0, the clock of `chain` over d.
-        samples, rng, dt, c: number of paths, seed, step, and the c above.
+        samples, dt, c: number of paths, step, and the c above.
+        rng: a seed or a `numpy.random.Generator`.
 
     >>> from otflow.papers.homogenized import low_temperature_paths
     >>> u = low_temperature_paths([0.0, 0.5], [1.0, 20.0], samples=500, rng=0)

@@ -188,7 +188,7 @@ def chain(
         x0: tokens (*batch, n, d) on the sphere, or `Particles`.
         weights: `GaussianWeights`, or any function (rng, shape) -> V, A, both (*shape, d, d).
         beta, eta, heads, layers: inverse temperature >= 0, step > 0, heads and layers >= 1.
-        rng: a seed or a generator.
+        rng: a seed or a `numpy.random.Generator`.
         samples: so many independent copies of x0, as a new first axis.
         antithetic: members 2j and 2j + 1 of the flattened batch get opposite G in V (Gaussian weights).
         save_at: increasing numbers of layers in [0, layers] to save at; by default 0 and the last.

@@ -178,7 +178,8 @@ def prompts(
     The theory is that of the continuous law; M words have the same Fourier modes up to M - 1.
 
     Args:
-        N: number of tokens; M: number of words; rng: a generator or a seed; batch: how many prompts.
+        N: number of tokens; M: number of words; batch: how many prompts.
+        rng: a seed or a `numpy.random.Generator`.
 
     >>> from otflow.papers.lost_in_the_middle import angles, prompts
     >>> import numpy as np

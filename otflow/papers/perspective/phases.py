@@ -94,7 +94,7 @@ def phase_diagram(
         t: times (T,), >= 0 and increasing.
         n, d, samples: number of tokens, dimension, number of independent starts.
         delta: tokens have met from 1 - delta on, 0 < delta <= 1.
-        rng: a seed, or numpy's generator.
+        rng: a seed or a `numpy.random.Generator`.
         normalised: SA rather than USA.
         dt: largest step; for USA divided by max(sqrt(beta) exp(beta - 1/2), 1), which makes large beta slow.
 

@@ -62,7 +62,8 @@ def knothe_rosenblatt(
         centre: along one earlier coordinate at a time, the others at the middle; exact if medians add up.
         tail: level at which nodes and slabs end.
         delta: width of the strips in which staircases climb.
-        samples, rng: for the estimates of KL, TV and L2.
+        samples: how many, for the estimates of KL, TV and L2.
+        rng: a seed or a `numpy.random.Generator`, for these samples.
 
     >>> from otflow.papers.relu_flows import knothe_rosenblatt
     >>> from scipy.stats import norm

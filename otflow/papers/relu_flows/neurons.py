@@ -15,9 +15,7 @@ from otflow.base import checks
 from otflow.papers.relu_flows.pieces import Piece, PiecewiseFlow, stacked
 
 
-def maurey(
-    neurons: Piece | Any, M: int, *, T: float = 1.0, rng: int | np.random.Generator = 0
-) -> PiecewiseFlow:
+def maurey(neurons: Piece | Any, M: int, *, T: float = 1.0, rng: int | np.random.Generator) -> PiecewiseFlow:
     """M pieces of length T / M with weights w_p / pi_p, p drawn with pi_p ~ |w_p| sqrt(|a_p|^2 + b_p^2).
 
     On average they move as v(x) = sum_p w_p (a_p.x + b_p)_+ during T; the root mean square error decays like
@@ -27,7 +25,7 @@ def maurey(
         neurons: (w, a, b) with w, a (P, d) and b (P,), or a `Piece` of such arrays, whose T is not used.
         M: number of pieces.
         T: how long v is to act.
-        rng: a seed or a generator.
+        rng: a seed or a `numpy.random.Generator`.
 
     >>> import torch
     >>> from otflow.papers.relu_flows import maurey

@@ -64,6 +64,8 @@ def bures_barycentre(
     Args:
         mus: Gaussians of batch (*batch, k).
         weights: (*batch, k) or (k,), >= 0 and summing to 1; uniform if left out.
+        tol: bound on ``residual``.
+        max_iter: limit on ``iterations``.
         on_failure: "raise" raises `ConvergenceError`, which carries the result, if ``tol`` is missed;
             "return" returns it.
 

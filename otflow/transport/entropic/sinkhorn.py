@@ -288,7 +288,8 @@ def sinkhorn(
         cost: a `Cost` such as `PowerCost(p)` or `BilinearCost(A)`, or a function c(x, y) that broadcasts
             (*batch, n, 1, d) against (*batch, 1, m, d); the squared geodesic distance by default.
         start: the solution of a nearby problem of the same shape.
-        on_failure: "raise" a `ConvergenceError` that carries the plan, or "return" the plan with its status.
+        on_failure: "raise" raises `ConvergenceError`, which carries the plan, if ``tol`` is missed;
+            "return" returns it, with its ``status``.
 
     >>> from otflow import sinkhorn
     >>> import otflow as of

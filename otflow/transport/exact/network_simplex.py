@@ -324,7 +324,7 @@ def reachable(distance: float) -> float:
     """The distance itself, or an error if it overflows."""
     rule = "it is beyond floating point"
     checks.require(
-        math.isfinite(distance), "the largest distance", distance, rule, "divide the points by 1e3, or more"
+        math.isfinite(distance), "the largest distance", distance, rule, "rescale the points, x / 1e3, say"
     )
     return float(distance)
 

@@ -54,8 +54,8 @@ class EntropicJKO(Stepper):
     Args:
         eps: as in `sinkhorn`, twice the variance of the blur.
         debiased: whether to remove the blur to first order.
-        tol: bound on ``residual``.
-        max_iter: iterations a step, beyond which its status is "max_iter".
+        tol: bound on ``residual``, as in `Sinkhorn`.
+        max_iter: limit on the iterations of a step.
 
     >>> import numpy as np, otflow as of
     >>> x = (np.arange(32) + 0.5) / 32
@@ -66,7 +66,7 @@ class EntropicJKO(Stepper):
     """
 
     def __init__(
-        self, eps: float, *, debiased: bool = False, tol: float = 1e-8, max_iter: int = 10_000
+        self, eps: float, *, debiased: bool = False, tol: float = 1e-9, max_iter: int = 10_000
     ) -> None:
         self.eps = checks.positive(eps, "eps")
         self.debiased = debiased
