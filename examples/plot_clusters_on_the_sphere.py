@@ -44,7 +44,7 @@ attention = of.SoftmaxAttention(beta**0.5 * eye, beta**0.5 * eye, eye)
 observe = {
     "energy": of.Interaction(lambda x, y: torch.exp(beta * ((x * y).sum(-1) - 1))),
     "diameter": of.observables.diameter,
-    "clusters": lambda mu: of.observables.cluster_count(mu, tol=0.1),
+    "clusters": lambda mu: of.observables.cluster_count(mu, radius=0.1),
 }
 times = np.geomspace(0.1, 500, 321)
 early, late = times[times < 9], times[times >= 9]

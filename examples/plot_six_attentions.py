@@ -73,7 +73,7 @@ print(f"unnormalised attention with Q = K = sqrt(2) I, V = I: {boom.status} at t
 with plt.rc_context(of.plot.STYLE):
     fig, axes = plt.subplots(2, 3, figsize=(9, 5.6), layout="constrained", sharex=True, sharey=True)
 for ax, (name, traj) in zip(axes.flat, flows.items(), strict=True):
-    count = int(of.observables.cluster_count(traj.final, tol=0.1))
+    count = int(of.observables.cluster_count(traj.final, radius=0.1))
     of.plot.trails(traj, ax=ax, color=[of.plot.COLOURS[g] for g in group])
     of.plot.particles(traj.final, ax=ax, color="black")
     ax.set_title(f"{name}: {count} cluster{'s' * (count > 1)}")

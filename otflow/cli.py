@@ -173,7 +173,7 @@ def _describe(exception: BaseException, folder: Path) -> str:
 @contextmanager
 def _progress_bar(name: str) -> Iterator[Progress]:
     """A bar on a terminal, nothing elsewhere."""
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
     layout = "{desc} {percentage:3.0f}%|{bar}| {elapsed}"
     with tqdm(total=1.0, desc=name, bar_format=layout, leave=False, disable=None, miniters=0) as bar:

@@ -157,18 +157,18 @@ def diameter(mu: Measure) -> Tensor:
     return cloud.space.distance(x[member, i], x[member, j]).reshape(mu.batch)
 
 
-def cluster_count(mu: Measure, tol: float) -> Tensor:
-    """The number of connected components of the graph d(x_i, x_j) <= tol, shape (*batch,), integers.
+def cluster_count(mu: Measure, radius: float) -> Tensor:
+    """The number of connected components of the graph d(x_i, x_j) <= radius, shape (*batch,), integers.
 
-    ``tol`` is an absolute distance, in the units of the tokens and geodesic on spheres and tori; atoms
+    ``radius`` is an absolute distance, in the units of the tokens and geodesic on spheres and tori; atoms
     without mass neither count nor connect. Takes about log n sweeps of O(n^2) time, and O(n) memory.
 
     >>> from otflow.observables import cluster_count
     >>> import otflow as of
-    >>> cluster_count(of.Particles([[0.0], [1.0], [2.0], [9.0]]), tol=1.5).item()
+    >>> cluster_count(of.Particles([[0.0], [1.0], [2.0], [9.0]]), radius=1.5).item()
     2
     """
-    tol = checks.positive(tol, "tol")
+    radius = checks.positive(radius, "radius")
     cloud = _cloud(mu, "cluster_count")
     x = _massive(cloud).detach()
     own = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
@@ -176,7 +176,7 @@ def cluster_count(mu: Measure, tol: float) -> Tensor:
     while not torch.equal(label, old):
         old = label
         for rows, d in _distances(cloud, x):
-            label = _hook(label, d <= tol, rows)
+            label = _hook(label, d <= radius, rows)
     return (label == own).sum(-1).reshape(mu.batch)
 
 

@@ -212,7 +212,7 @@ def test_along_stacks_what_depends_on_time_and_measure() -> None:
     [
         (lambda: obs.radius(of.Gaussian([0.0], root=[[1.0]])), "radius looks at single atoms"),
         (lambda: obs.diameter(of.Grid([0.5, 0.5], [[0.0, 1.0]])), "diameter looks at single atoms"),
-        (lambda: obs.cluster_count(of.Particles([[0.0]]), 0.0), r"tol = 0\.0: a finite number > 0"),
+        (lambda: obs.cluster_count(of.Particles([[0.0]]), 0.0), r"radius = 0\.0: a finite number > 0"),
         (lambda: obs.mean(of.Particles([[0.0]], space=of.Torus())), "moments on a torus depend on where"),
     ],
 )

@@ -74,7 +74,13 @@ def _from_numpy(value: Any, name: str) -> Tensor:
         raise InputError(
             f"{name} is not a rectangular array ({error}); pass rows of equal length."
         ) from error
-    require(value is not None, name, None, "numbers are needed", f"pass {name}")
+    require(
+        value is not None,
+        name,
+        None,
+        "numbers are needed",
+        f"pass {name}=[...], numbers in a list, an array or a tensor",
+    )
     kind, numeric = f"an array of dtype {array.dtype}", array.dtype.kind in "fiub"
     require(numeric, name, kind, "real numbers are needed", "convert it with .astype(float)")
     size, half = array.dtype.itemsize if array.dtype.kind == "f" else 8, "an array of dtype float16"
@@ -92,14 +98,19 @@ def finite(x: Tensor, name: str) -> Tensor:
     if bad.any():
         index = tuple(int(i) for i in bad.nonzero()[0])
         entry = f"{name}[{', '.join(map(str, index))}]"
-        fail(entry, x[index].item(), "every entry must be finite", "remove or repair it")
+        fail(
+            entry,
+            x[index].item(),
+            "every entry must be finite",
+            f"drop it, or put a number in its place: {name}.nan_to_num(0.0)",
+        )
     return x
 
 
 def beside(x: Tensor, name: str, reference: Tensor, other: str) -> Tensor:
     """``x`` itself, or an error if it lives on another device than ``reference``."""
     if x.device != reference.device:  # this and the next at every stage of a flow: no words unless needed
-        remedy = f"move one of them with .to({str(reference.device)!r})"
+        remedy = f"pass {name}.to({str(reference.device)!r})"
         fail(name, f"a tensor on {x.device}", f"{other} is on {reference.device}", remedy)
     return x
 
@@ -109,7 +120,7 @@ def alike(x: Tensor, name: str, reference: Tensor, other: str) -> Tensor:
     beside(x, name, reference, other)
     if x.dtype != reference.dtype:
         rule, kind = f"{other} has dtype {reference.dtype}", str(reference.dtype).removeprefix("torch.")
-        fail(name, f"a tensor of dtype {x.dtype}", rule, f"convert {name} to {kind}")
+        fail(name, f"a tensor of dtype {x.dtype}", rule, f"pass {name}.to(torch.{kind})")
     return x
 
 
@@ -137,30 +148,33 @@ def extends(batch: torch.Size, own: Sequence[int]) -> bool:
 
 def number(value: float, name: str) -> float:
     """A finite real number."""
-    require(
-        _is_number(value), name, repr(value), "a finite number is needed", f"pass a plain number as {name}"
-    )
+    require(_is_number(value), name, repr(value), "a finite number is needed", _instead(value, name))
     return float(value)
 
 
 def positive(value: float, name: str) -> float:
     """A finite number above zero."""
     good = _is_number(value) and value > 0
-    require(good, name, repr(value), "a finite number > 0 is needed", f"choose another {name}")
+    require(good, name, repr(value), "a finite number > 0 is needed", _instead(value, name, above=0.0))
     return float(value)
 
 
 def count(value: int, name: str) -> int:
     """A whole number, at least one."""
     good = _is_number(value) and value >= 1 and value == int(value)
-    require(good, name, repr(value), "a whole number >= 1 is needed", f"choose another {name}")
+    require(good, name, repr(value), "a whole number >= 1 is needed", _instead(value, name, whole=True))
     return int(value)
 
 
 def probability(w: Tensor, name: str, remedy: str) -> Tensor:
     """Weights that are >= 0 and sum to one within 1e-6 along the last axis, renormalised."""
     if (w < 0).any():
-        fail(f"min({name})", w.min().item(), "weights must be >= 0", "remove the negative ones")
+        fail(
+            f"min({name})",
+            w.min().item(),
+            "weights must be >= 0",
+            f"drop these points, or pass {name}.clamp(min=0) if they are rounding",
+        )
     total = w.sum(-1, keepdim=True)
     if ((total - 1).abs() > 1e-6).any():
         worst = total.flatten()[(total - 1).abs().argmax()].item()
@@ -175,7 +189,8 @@ def generator(rng: int | np.random.Generator, name: str = "rng") -> np.random.Ge
             return np.random.default_rng(rng)
     except (TypeError, ValueError):
         pass
-    fail(name, f"{rng!r:.60}", "a seed >= 0 or a numpy.random.Generator is needed", f"pass {name}=0")
+    seed = rng.initial_seed() if isinstance(rng, torch.Generator) else 0
+    fail(name, f"{rng!r:.60}", "a seed >= 0 or a numpy.random.Generator is needed", f"pass {name}={seed}")
 
 
 def function(value: Any, name: str) -> Any:
@@ -183,14 +198,16 @@ def function(value: Any, name: str) -> Any:
     if isinstance(value, type):
         fail(name, value.__name__, "an instance is needed", f"call it: {value.__name__}(...)")
     if not callable(value):
-        fail(name, repr(value), "a function is needed", f"pass a callable as {name}")
+        fail(name, repr(value), "a function is needed", f"pass one, such as {name}=lambda *arguments: ...")
     return value
 
 
 def instance(value: Any, kind: type, name: str) -> Any:
     """An instance of ``kind``, not the class itself nor something else."""
     if not isinstance(value, kind):
-        hint = f"call it: {value.__name__}()" if isinstance(value, type) else f"pass a {kind.__name__}"
+        hint = (
+            f"call it: {value.__name__}()" if isinstance(value, type) else f"pass {name}={kind.__name__}(...)"
+        )
         fail(name, f"{value!r:.60}", f"an instance of {kind.__name__} is needed", hint)
     return value
 
@@ -198,8 +215,24 @@ def instance(value: Any, kind: type, name: str) -> Any:
 def raises(on_failure: str) -> bool:
     """Whether a failure is to be raised rather than returned."""
     known = on_failure in ("raise", "return")
-    require(known, "on_failure", repr(on_failure), 'it is "raise" or "return"', "choose one")
+    remedy = 'pass on_failure="return" for a result with its status, or leave it out for an error'
+    require(known, "on_failure", repr(on_failure), 'it is "raise" or "return"', remedy)
     return on_failure == "raise"
+
+
+def _instead(value: object, name: str, *, above: float | None = None, whole: bool = False) -> str:
+    """What to pass in place of ``value``: the nearest number that is allowed, as far as that is known."""
+    try:
+        near = None if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        near = None
+    if near is None or not math.isfinite(near):
+        return f"pass a number, such as {name}={'1' if whole else '1.0'}"
+    if whole:
+        return f"pass {name}={max(1, round(near))}"
+    if above is None or near > above:
+        return f"pass {name}={near:g}, a plain number"
+    return f"pass {name}={-near:g}" if near < 0 else f"pass a number above, such as {name}=1e-3"
 
 
 def _is_number(value: object) -> bool:

@@ -8,6 +8,10 @@ if TYPE_CHECKING:
     from otflow.dynamics.trajectory import Trajectory
 
 
+# What to do where a derivative has no derivative in its turn.
+ONCE = "differentiate once, and take finite differences of the gradient"
+
+
 class OtflowError(Exception):
     """Base class of everything that otflow raises on purpose."""
 

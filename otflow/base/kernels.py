@@ -371,7 +371,8 @@ def _differentiable(
     """Gradients that can be differentiated again, which only the dense matrix gives."""
     if scores.size > SECOND:
         raise DerivativeError(
-            f"a second derivative needs all {scores.size} scores in memory (limit {SECOND}); use fewer tokens"
+            f"a second derivative needs all {scores.size} scores in memory (limit {SECOND}); "
+            f"take {math.isqrt(SECOND)} tokens or fewer"
         )
     real = [a for a in inputs if a is not None and a.requires_grad]
     found = iter(torch.autograd.grad(dense(), real, grads, create_graph=True, allow_unused=True))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from otflow.base.derivatives import keep
-from otflow.base.errors import DerivativeError
+from otflow.base.errors import ONCE, DerivativeError
 
 # Matrices up to this size, in stacks from this many on, are multiplied entry by entry; measured: several
 # times as fast as torch there.
@@ -167,7 +167,9 @@ class _Contraction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         if torch.is_grad_enabled():
-            raise DerivativeError("second derivatives of Gaussian Sinkhorn scaling are not available")
+            raise DerivativeError(
+                "second derivatives of Gaussian Sinkhorn scaling are not available; " + ONCE
+            )
         u, wt, g, rest = ctx.saved_tensors
         return _contraction_tangent(u, wt, g, rest, grad)
 
@@ -212,7 +214,7 @@ class _Procrustes(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         if torch.is_grad_enabled():
-            raise DerivativeError("second derivatives of optimally aligned roots are not available")
+            raise DerivativeError("second derivatives of optimally aligned roots are not available; " + ONCE)
         a, b, x, inverse, yt = ctx.saved_tensors
         dn = _turn(x, inverse, yt, b.mT @ grad)
         return b @ dn - grad, a @ dn.mT + grad @ (x @ yt).mT

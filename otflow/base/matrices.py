@@ -18,7 +18,13 @@ def one_square(value: Any, name: str) -> Tensor:
     """One square matrix."""
     A = checks.tensor(value, name)
     good = A.ndim == 2 and A.shape[0] == A.shape[1] and len(A)
-    checks.require(good, f"{name}.shape", A.shape, "a square matrix is needed", "pass a (d, d) matrix")
+    checks.require(
+        good,
+        f"{name}.shape",
+        A.shape,
+        "a square matrix is needed",
+        f"pass {name} of shape (d, d), such as torch.eye(d)",
+    )
     return A
 
 
@@ -30,7 +36,13 @@ def squares(value: Any, name: str) -> Tensor:
 
 
 def _require_square(A: Tensor, name: str, good: bool) -> None:
-    checks.require(good, f"{name}.shape", A.shape, "(*batch, d, d) is needed", "pass a square matrix")
+    checks.require(
+        good,
+        f"{name}.shape",
+        A.shape,
+        "(*batch, d, d) is needed",
+        f"pass {name} of shape (d, d), such as torch.eye(d)",
+    )
 
 
 def of_energy(A: Tensor, name: str) -> Tensor:
@@ -64,7 +76,7 @@ def semidefinite(S: Tensor, name: str, tol: float) -> Tensor:
 def not_semidefinite(tol: float) -> tuple[str, str]:
     """Rule and remedy for a covariance with an eigenvalue below zero."""
     rule = f"a covariance is positive semidefinite, up to rounding of {tol:g} times the largest one"
-    return rule, "pass a positive semidefinite matrix"
+    return rule, "pass (S + S.T) / 2 + c I with a c above minus that eigenvalue"
 
 
 def _symmetrise(name: str) -> str:
@@ -74,7 +86,9 @@ def _symmetrise(name: str) -> str:
 def fitting(A: Tensor, name: str, d: int, like: Tensor) -> Tensor:
     """The matrix itself if it acts on points in dimension d, of the kind of ``like``."""
     if A.shape[-1] != d:
-        checks.fail(f"{name}.shape", A.shape, f"the measure has dimension {d}", f"resize {name}")
+        checks.fail(
+            f"{name}.shape", A.shape, f"the measure has dimension {d}", f"pass {name} with {d} columns"
+        )
     return checks.alike(A, name, like, "the measure")
 
 
@@ -85,7 +99,13 @@ def matrix(value: Any, name: str) -> Tensor:
     """(*batch, m, n), no axis of the matrix empty."""
     a = number(value, name)
     rule = "(*batch, m, n) with m, n >= 1 is needed"
-    checks.require(a.ndim >= 2 and 0 not in a.shape[-2:], f"{name}.shape", a.shape, rule, "pass a matrix")
+    checks.require(
+        a.ndim >= 2 and 0 not in a.shape[-2:],
+        f"{name}.shape",
+        a.shape,
+        rule,
+        f"pass {name}[:, None] for one column, or {name}[None] for one row",
+    )
     return a
 
 
@@ -120,7 +140,7 @@ def positive_definite(value: Any, name: str) -> Tensor:
     """A symmetric matrix whose eigenvalues exceed 1e-14 times the largest one."""
     P = symmetric_matrix(value, name)
     values = torch.linalg.eigvalsh(P.detach())
-    least, remedy = f"min eigenvalue of {name}", f"choose another {name}"
+    least, remedy = f"min eigenvalue of {name}", f"add a multiple of I: {name} + 1e-6 * torch.eye(d)"
     _beyond(values[..., 0], values.abs().amax(-1), least, "it must be symmetric and > 0", remedy)
     return P
 
@@ -128,7 +148,7 @@ def positive_definite(value: Any, name: str) -> Tensor:
 def invertible(value: Any, name: str) -> Tensor:
     """A square matrix with singular values above 1e-14 times the largest one."""
     a = square(value, name)
-    injective(a, name, "it must be invertible", f"choose another {name}")
+    injective(a, name, "it must be invertible", f"add a multiple of I: {name} + 1e-6 * torch.eye(d)")
     return a
 
 
@@ -164,7 +184,9 @@ def vector(value: Any, name: str, S: Tensor, other: str) -> Tensor:
     """(*batch, d)."""
     v, d = number(value, name), S.shape[-1]
     good = v.ndim >= 1 and v.shape[-1] == d
-    checks.require(good, f"{name}.shape", v.shape, f"(*batch, {d}) is needed", "pass a vector")
+    checks.require(
+        good, f"{name}.shape", v.shape, f"(*batch, {d}) is needed", f"pass {name} with {d} entries"
+    )
     return broadcasting(v, v.shape[:-1], name, S, other)
 
 
@@ -185,4 +207,5 @@ def broadcasting(a: Tensor, batch: torch.Size, name: str, S: Tensor, other: str)
 
 def _clash(a: Tensor, name: str, S: Tensor, other: str, rule: str) -> None:
     here = f"{other} has shape {tuple(S.shape)}"
-    checks.fail(f"{name}.shape", a.shape, f"{here}, and {rule}", f"change {name} or {other}")
+    remedy = f"pass {name} with {S.shape[-1]} columns, and the batch axes of {other} or none"
+    checks.fail(f"{name}.shape", a.shape, f"{here}, and {rule}", remedy)

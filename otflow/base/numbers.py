@@ -69,7 +69,7 @@ def above(value: Any, name: str, rule: str, remedy: str) -> Tensor:
 def variance(value: Any, name: str) -> Tensor:
     """All entries >= 0; the error shows the least."""
     x = number(value, name)
-    return _least(x, x < 0, name, "a variance is >= 0", "pass variances")
+    return _least(x, x < 0, name, "a variance is >= 0", f"pass {name}.clamp(min=0) if that is rounding")
 
 
 def _least(x: Tensor, bad: Tensor, name: str, rule: str, remedy: str) -> Tensor:
@@ -86,19 +86,30 @@ def shown(t: Any) -> str:
 
 def positive(value: Any, name: str) -> None:
     """All entries > 0."""
-    insist(np.asarray(value) > 0, name, value, f"{name} must be > 0", f"choose another {name}")
+    remedy = f"drop such entries, or pass {name}=1.0, say"
+    insist(np.asarray(value) > 0, name, value, f"{name} must be > 0", remedy)
 
 
 def at_least_zero(value: Any, name: str) -> None:
     """All entries >= 0."""
-    insist(np.asarray(value) >= 0, name, value, f"{name} must be >= 0", f"choose another {name}")
+    remedy = f"drop such entries, or pass {name}=0.0"
+    insist(np.asarray(value) >= 0, name, value, f"{name} must be >= 0", remedy)
+
+
+def between(low: float, high: float, good: Any, name: str, value: Any, rule: str) -> None:
+    """`insist` on an interval; the remedy is its nearest end, or, where that is left out, a number inside."""
+    bad = np.broadcast_to(np.asarray(value), np.asarray(good).shape)[~np.asarray(good)]
+    near = f"{min(max(float(bad.flat[0]), low), high):g}" if bad.size else ""
+    insist(good, name, value, rule, f"pass {name}={near}, which is the nearest that is allowed")
 
 
 def whole(value: Any, name: str, least: int) -> None:
     """All entries whole numbers from ``least`` on."""
     v = np.asarray(value)
     good = (v >= least) & (v == np.floor(v))
-    insist(good, name, value, f"a whole number >= {least} is needed", f"choose another {name}")
+    bad = v[~good]
+    nearest = max(least, round(float(bad.flat[0]))) if bad.size and np.isfinite(bad.flat[0]) else least
+    insist(good, name, value, f"a whole number >= {least} is needed", f"pass {name}={nearest}")
 
 
 def batch_shape(batch: Any) -> tuple[int, ...]:

@@ -131,7 +131,7 @@ class Parametric:
 
         Functions of time and measures (targets of energies) are left as they are.
         """
-        rule, remedy = "otflow computes in float32 or float64", "choose one of them"
+        rule, remedy = "otflow computes in float32 or float64", "pass dtype=torch.float64"
         checks.require(dtype in (None, *checks.FLOATS), "dtype", dtype, rule, remedy)
 
         def move(a: Tensor) -> Tensor:

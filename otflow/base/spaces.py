@@ -99,13 +99,13 @@ class Sphere(Space):
     tensor([0., 1.])
     """
 
-    tol: float = 1e-6
+    atol: float = 1e-6  # how far norms of tokens that are given may be from 1
 
     def check(self, x: Tensor) -> Tensor:
         off = (norm(x) - 1).abs()
-        if (off > self.tol).any():
-            rule = f"tokens on the sphere have norm 1 within {self.tol:g}"
-            fail("max | |x| - 1 |", off.max().item(), rule, "normalise x")
+        if (off > self.atol).any():
+            rule = f"tokens on the sphere have norm 1 within {self.atol:g}"
+            fail("max | |x| - 1 |", off.max().item(), rule, "normalise x, x / x.norm(dim=-1, keepdim=True)")
         return normalise(x)
 
     def tangent(self, x: Tensor, u: Tensor) -> Tensor:

@@ -68,7 +68,12 @@ def as_tangent(u: object, name: str, shapes: Sequence[Size] | None = None) -> Ta
     if shapes is not None and [p.shape for p in u] != list(shapes):
         found, wanted = [tuple(p.shape) for p in u], [tuple(s) for s in shapes]
         rule = f"a tangent of this measure has pieces of shape {wanted}"
-        fail(f"{name}.shape", found, rule, "reshape or expand it")
+        fail(
+            f"{name}.shape",
+            found,
+            rule,
+            "build it alike: Tangent([torch.zeros(shape) for shape in mu.shapes()])",
+        )
     return u
 
 

@@ -25,7 +25,13 @@ def ring_radius(a: float, b: float) -> float:
     1.0
     """
     a, b = checks.number(a, "a"), checks.positive(b, "b")
-    checks.require(a > b, "a, b", (a, b), "attraction at a distance needs a > b > 0", "exchange them")
+    checks.require(
+        a > b,
+        "a, b",
+        (a, b),
+        "attraction at a distance needs a > b > 0",
+        f"pass a={max(a, b):g}, b={min(a, b):g}" if a != b else f"pass a={b + 1:g}",
+    )
     log = (
         math.lgamma((b + 1) / 2) - math.lgamma(b / 2 + 1) - math.lgamma((a + 1) / 2) + math.lgamma(a / 2 + 1)
     )
@@ -74,7 +80,7 @@ def riesz_radius(t: Any, r: float, d: int) -> Tensor:
     0.0
     """
     r, d, t = checks.positive(r, "r"), checks.count(d, "d"), numbers.variance(t, "t")
-    checks.require(r < 2, "r", r, "Riesz kernels have 0 < r < 2", "choose another r")
+    checks.require(r < 2, "r", r, "Riesz kernels have 0 < r < 2", "pass r=1.0, say")
     g = math.lgamma
     if d + r < 4:
         c = r * math.exp(g(2 - r / 2) + g((d + r) / 2) - g(d / 2)) / (d / 2)

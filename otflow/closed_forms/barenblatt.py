@@ -160,11 +160,17 @@ def _edges(axis: Any, name: str) -> np.ndarray:
     x = numbers.number(axis, name).detach().cpu().numpy()
     step = np.diff(x)
     good = x.ndim == 1 and len(x) >= 2 and np.allclose(step, step[0], rtol=1e-6, atol=0) and step[0] > 0
-    checks.require(good, name, f"shape {x.shape}", "equally spaced, increasing centres of cells", "see Grid")
+    checks.require(
+        good,
+        name,
+        f"shape {x.shape}",
+        "equally spaced, increasing centres of cells",
+        f"pass {name}=np.linspace(first, last, n)",
+    )
     h = (x[-1] - x[0]) / (len(x) - 1)
     return x[0] + h * (np.arange(len(x) + 1) - 0.5)
 
 
 def positive(value: Any, name: str) -> Tensor:
     """Numbers > 0."""
-    return numbers.above(value, name, "it must be > 0", f"choose another {name}")
+    return numbers.above(value, name, "it must be > 0", f"drop the entries <= 0, or pass {name}=1.0, say")

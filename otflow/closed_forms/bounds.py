@@ -55,7 +55,7 @@ def l2_trace_bound(S0: Any, Q: Any, K: Any, V: Any, t: Any) -> Tensor:
 
 
 def _injective(K: Tensor) -> None:
-    remedy = "no bound holds for other K"
+    remedy = "pass a K of d independent rows, such as torch.eye(d): no bound holds for others"
     rule = "K must be injective, (k, d) with k >= d"
     checks.require(K.shape[-2] >= K.shape[-1], "K.shape", K.shape, rule, remedy)
     matrices.injective(K, "K", "K must be injective", remedy)
@@ -81,7 +81,10 @@ class L2Counterexample:
         left = 1 - time * _growth(S)
         if bool((left <= 0).any()):
             checks.fail(
-                "t", numbers.shown(t), "a covariance has blown up by then", "stay below blow_up_time(S0)"
+                "t",
+                numbers.shown(t),
+                "a covariance has blown up by then",
+                "pass times below blow_up_time(S0)",
             )
         D = torch.stack([torch.ones_like(left), 1 / left], -1)
         return D[..., :, None] * S * D[..., None, :]

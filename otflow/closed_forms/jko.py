@@ -103,7 +103,9 @@ def _rise(R: Tensor, s: Tensor, q: float, max_iter: int = 200) -> Tensor:
         if not bool((step > 4 * torch.finfo(x.dtype).eps * x).any()):
             return x
         x = x + step.clamp(min=0)
-    raise ConvergenceError(f"Newton's method is not done after {max_iter} steps", x)
+    raise ConvergenceError(
+        f"Newton's method is not done after {max_iter} steps; split tau into several steps", x
+    )
 
 
 def aggregation_step(x: Any, tau: float, *, w: Any = None) -> Tensor:
@@ -125,5 +127,11 @@ def aggregation_step(x: Any, tau: float, *, w: Any = None) -> Tensor:
 def _mean(x: Tensor, w: Any) -> Tensor:
     w = checks.probability(numbers.number(w, "w"), "w", "pass w / w.sum()")
     rule = f"one weight for each of {x.shape[-2]} points"
-    checks.require(w.shape[-1] == x.shape[-2], "w.shape", w.shape, rule, "reshape w")
+    checks.require(
+        w.shape[-1] == x.shape[-2],
+        "w.shape",
+        w.shape,
+        rule,
+        f"pass w with {x.shape[-2]} entries, or leave it out for equal weights",
+    )
     return w[..., None, :] @ x

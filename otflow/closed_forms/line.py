@@ -38,7 +38,9 @@ def softmax_variance(s0: Any, a: Any, v: Any, t: Any) -> Tensor:
     if bool((left <= 0).any()):
         time = softmax_variance_blow_up(s.detach(), a.detach(), (v * t.sign()).detach()).min().item()
         rule = f"a variance blows up at |t| = {time:g}"
-        checks.fail("t", numbers.shown(t), rule, "stay below softmax_variance_blow_up")
+        checks.fail(
+            "t", numbers.shown(t), rule, f"pass |t| < {time:g}, as softmax_variance_blow_up(s0, a, v) says"
+        )
     return s / left
 
 
@@ -132,11 +134,11 @@ def _descend(
         if not bool(open_.any()):
             return x
         x = torch.where(open_, x - step, x)
-    raise ConvergenceError(f"Newton's method is not done after {max_iter} steps", x)
+    raise ConvergenceError(f"Newton's method is not done after {max_iter} steps; halve t", x)
 
 
 def _representable(s: Tensor, t: Tensor) -> Tensor:
     if not bool(torch.isfinite(s).all()):
         rule = "a variance leaves the range of floating point by then"
-        checks.fail("t", numbers.shown(t), rule, "choose shorter times")
+        checks.fail("t", numbers.shown(t), rule, f"pass t up to {t.abs().max().item() / 2:g}, say")
     return s

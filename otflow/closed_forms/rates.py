@@ -63,7 +63,11 @@ def l2_rate(S: Any, Q: Any, K: Any, V: Any) -> Tensor:
     Q, K = (matrices.fits(matrices.matrix(a, n), n, S, "S") for a, n in ((Q, "Q"), (K, "K")))
     V = matrices.fits(matrices.square(V, "V"), "V", S, "S")
     checks.require(
-        Q.shape[-2] == K.shape[-2], "K.shape", K.shape, f"Q has shape {tuple(Q.shape)}", "give both k rows"
+        Q.shape[-2] == K.shape[-2],
+        "K.shape",
+        K.shape,
+        f"Q has shape {tuple(Q.shape)}",
+        f"pass K with {Q.shape[-2]} rows",
     )
     return _both(2 * V @ tilted(S, K) @ K.mT @ Q @ S)
 

@@ -140,7 +140,7 @@ def _symmetriser(S: Tensor) -> Tensor:
     return (same + same.reshape(d, d, d * d).transpose(0, 1).reshape(d * d, d * d)) / 2
 
 
-def softmax_blow_up_sensitivity(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
+def softmax_blow_up_sensitivity(S0: Any, A: Any, *, rtol: float = 1e-10) -> Tensor:
     """lim (1 - t/t*)^(3/2) `softmax_path_sensitivity` = |S0^(1/2) w| |S0^(-1/2) w| as t -> t*, (*batch,).
 
     w is the top unit eigenvector of S0^(1/2) (A + A^T) S0^(1/2): to leading order G is u e^T / (1 - t/t*) and
@@ -151,5 +151,5 @@ def softmax_blow_up_sensitivity(S0: Any, A: Any, *, tol: float = 1e-10) -> Tenso
     >>> softmax_blow_up_sensitivity([[4.0, 0.0], [0.0, 1.0]], [[0.5, 0.0], [0.0, 0.0]]).item()
     1.0
     """
-    S, u = matrices.positive_definite(S0, "S0"), softmax_blow_up_direction(S0, A, tol=tol)
+    S, u = matrices.positive_definite(S0, "S0"), softmax_blow_up_direction(S0, A, rtol=rtol)
     return u.norm(dim=-1) * solve(S, u[..., None])[..., 0].norm(dim=-1)

@@ -52,9 +52,9 @@ def _seen(S: Tensor, H: Tensor) -> Tensor:
     return symmetric(P @ H.detach() @ P)
 
 
-def _explodes(S: Tensor, H: Tensor, tol: float) -> Tensor:
-    """Whether H has an eigenvalue beyond tol |H| on the range of S, (*batch,)."""
-    return torch.linalg.eigvalsh(_seen(S, H))[..., -1] > tol * norm(H.detach())
+def _explodes(S: Tensor, H: Tensor, rtol: float) -> Tensor:
+    """Whether H has an eigenvalue beyond rtol |H| on the range of S, (*batch,)."""
+    return torch.linalg.eigvalsh(_seen(S, H))[..., -1] > rtol * norm(H.detach())
 
 
 def softmax_path(S0: Any, A: Any, t: Any) -> Tensor:
@@ -80,15 +80,15 @@ def softmax_path(S0: Any, A: Any, t: Any) -> Tensor:
     if bool(past.any()):
         worst = (1 / values.expand(past.shape)[past]).abs().min().item()
         rule = f"a covariance blows up at |t| = {worst:g}"
-        checks.fail("t", numbers.shown(t), rule, "stay below softmax_blow_up_time")
+        checks.fail("t", numbers.shown(t), rule, f"pass |t| < {worst:g}, as softmax_blow_up_time(S0, A) says")
     # A solve without the root: smooth in S0 even where S0 is singular.
     return symmetric(solve_right(S, eye(S) - time * H @ S))
 
 
-def softmax_blow_up_time(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
+def softmax_blow_up_time(S0: Any, A: Any, *, rtol: float = 1e-10) -> Tensor:
     """t* = 1 / lambda_max(S0^(1/2) (A + A^T) S0^(1/2)) for V = I, infinity if there is no blow-up, (*batch,).
 
-    Eigenvalues of A + A^T on the range of S0 up to tol |A + A^T| count as zero. (Castin et al. 2025,
+    Eigenvalues of A + A^T on the range of S0 up to rtol |A + A^T| count as zero. (Castin et al. 2025,
     section 4.)
 
     >>> from otflow.closed_forms import softmax_blow_up_time
@@ -99,37 +99,37 @@ def softmax_blow_up_time(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
     """
     s = _spectrum(S0, A)
     top = s.values[..., -1]
-    yes = _explodes(s.S, s.H, tol) & (top > 0)
+    yes = _explodes(s.S, s.H, rtol) & (top > 0)
     return torch.where(yes, ratio(torch.ones_like(top), top, yes), torch.inf)
 
 
-def _top(S0: Any, A: Any, tol: float) -> tuple[_Spectrum, Tensor]:
-    """Which eigenvalues equal the largest one up to tol, all of them positive."""
+def _top(S0: Any, A: Any, rtol: float) -> tuple[_Spectrum, Tensor]:
+    """Which eigenvalues equal the largest one up to rtol, all of them positive."""
     s = _spectrum(S0, A)
     top = s.values[..., -1:]
-    if not bool((_explodes(s.S, s.H, tol) & (top[..., 0] > 0)).all()):
+    if not bool((_explodes(s.S, s.H, rtol) & (top[..., 0] > 0)).all()):
         rule, remedy = "without a positive one there is no blow-up", "ask softmax_blow_up_time first"
         checks.fail("max eigenvalue of A + A^T on the range of S0", top.min().item(), rule, remedy)
-    return s, s.values >= top * (1 - tol)
+    return s, s.values >= top * (1 - rtol)
 
 
-def softmax_blow_up_profile(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
+def softmax_blow_up_profile(S0: Any, A: Any, *, rtol: float = 1e-10) -> Tensor:
     """lim (t* - t) S(t) = t* R P R as t -> t*, V = I, (*batch, d, d).
 
     P projects onto the eigenvectors of R (A + A^T) R for its largest eigenvalue, R = S0^(1/2); eigenvalues
-    within the factor 1 - tol of it are taken as equal. The rank is one unless that eigenvalue is repeated.
+    within the factor 1 - rtol of it are taken as equal. The rank is one unless that eigenvalue is repeated.
 
     >>> from otflow.closed_forms import softmax_blow_up_profile
     >>> softmax_blow_up_profile([[4.0, 0.0], [0.0, 1.0]], [[0.5, 0.0], [0.0, 0.0]])
     tensor([[1., 0.],
             [0., 0.]], dtype=torch.float64)
     """
-    s, top = _top(S0, A, tol)
+    s, top = _top(S0, A, rtol)
     u = s.R @ (s.vectors * top[..., None, :])
     return u @ u.mT / s.values[..., -1:, None]
 
 
-def softmax_blow_up_direction(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
+def softmax_blow_up_direction(S0: Any, A: Any, *, rtol: float = 1e-10) -> Tensor:
     """u = S0^(1/2) w with (t* - t) S(t) -> t* u u^T, w the top unit eigenvector, V = I, (*batch, d).
 
     Its largest entry is positive. Domain: a positive, simple largest eigenvalue of
@@ -139,18 +139,18 @@ def softmax_blow_up_direction(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
     >>> softmax_blow_up_direction([[4.0, 0.0], [0.0, 1.0]], [[0.5, 0.0], [0.0, 0.0]])
     tensor([2., 0.], dtype=torch.float64)
     """
-    s, top = _top(S0, A, tol)
+    s, top = _top(S0, A, rtol)
     rule = "its blow-up has several directions"
     checks.require(not (top.sum(-1) > 1).any(), "A", "a matrix", rule, "use softmax_blow_up_profile")
     u: Tensor = (s.R @ s.vectors[..., -1:])[..., 0]
     return u * u.gather(-1, u.abs().argmax(-1, keepdim=True)).sign()
 
 
-def softmax_limit(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
+def softmax_limit(S0: Any, A: Any, *, rtol: float = 1e-10) -> Tensor:
     """lim S(t) = R P R as t -> infinity for V = I, P the projection onto ker R (A + A^T) R, R = S0^(1/2).
 
     For invertible S0 this is N (N^T S0^-1 N)^-1 N^T with N a basis of ker(A + A^T). Domain: A + A^T <= 0 on
-    the range of S0, with eigenvalues up to tol |A + A^T| taken for zero. (Castin et al. 2025, section 4.)
+    the range of S0, with eigenvalues up to rtol |A + A^T| taken for zero. (Castin et al. 2025, section 4.)
 
     >>> from otflow.closed_forms import softmax_limit
     >>> softmax_limit([[2.0, 1.0], [1.0, 1.0]], [[0.0, 0.0], [0.0, -1.0]])
@@ -158,17 +158,17 @@ def softmax_limit(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
             [0., 0.]], dtype=torch.float64)
     """
     s = _spectrum(S0, A)
-    falling = _falling(s.S, s.H, tol)
+    falling = _falling(s.S, s.H, rtol)
     # Ascending and none positive, so the kernel comes last; counted for H, where S0 cannot hide it.
     index = torch.arange(s.S.shape[-1], device=s.S.device)
     u = s.R @ (s.vectors * (index >= falling[..., None])[..., None, :])
     return u @ u.mT
 
 
-def softmax_limit_rank(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
+def softmax_limit_rank(S0: Any, A: Any, *, rtol: float = 1e-10) -> Tensor:
     """rank S0 - rank(S0 (A + A^T) S0): the exact rank of `softmax_limit`, (*batch,), as int64.
 
-    d - rank(A + A^T) if S0 is invertible. Domain and tol as there.
+    d - rank(A + A^T) if S0 is invertible. Domain and rtol as there.
 
     >>> from otflow.closed_forms import softmax_limit_rank
     >>> softmax_limit_rank([[2.0, 1.0], [1.0, 1.0]], [[0.0, 0.0], [0.0, -1.0]]).item()
@@ -176,22 +176,22 @@ def softmax_limit_rank(S0: Any, A: Any, *, tol: float = 1e-10) -> Tensor:
     """
     S, H = _matrices(S0, A)
     full = trace(support(S)).round().long()
-    return full - _falling(S, H, tol)
+    return full - _falling(S, H, rtol)
 
 
-def _falling(S: Tensor, H: Tensor, tol: float) -> Tensor:
+def _falling(S: Tensor, H: Tensor, rtol: float) -> Tensor:
     """Number of negative eigenvalues of H on the range of S; an error if one is positive."""
-    values, scale = torch.linalg.eigvalsh(_seen(S, H)), tol * norm(H.detach())[..., None]
+    values, scale = torch.linalg.eigvalsh(_seen(S, H)), rtol * norm(H.detach())[..., None]
     if bool((values > scale).any()):
         rule, remedy = "a limit needs all of them <= 0", "the flow blows up at softmax_blow_up_time(S0, A)"
         checks.fail("max eigenvalue of A + A^T on the range of S0", values.max().item(), rule, remedy)
     return (values < -scale).sum(-1)
 
 
-def softmax_limit_rank_bound(A: Any, *, tol: float = 1e-10) -> Tensor:
+def softmax_limit_rank_bound(A: Any, *, rtol: float = 1e-10) -> Tensor:
     """d - rank(A + A^T): the largest rank that a limit can have if A + A^T <= 0 and V = V^T > 0, (*batch,).
 
-    Limit points satisfy (A + A^T) S = 0. Eigenvalues up to tol times the largest one count as zero.
+    Limit points satisfy (A + A^T) S = 0. Eigenvalues up to rtol times the largest one count as zero.
 
     >>> from otflow.closed_forms import softmax_limit_rank_bound
     >>> softmax_limit_rank_bound([[0.0, 0.0], [0.0, -1.0]]).item()
@@ -199,10 +199,15 @@ def softmax_limit_rank_bound(A: Any, *, tol: float = 1e-10) -> Tensor:
     """
     a = matrices.square(A, "A")
     H = a + a.mT
-    values, scale = torch.linalg.eigvalsh(H.detach()), tol * norm(H.detach())[..., None]
+    values, scale = torch.linalg.eigvalsh(H.detach()), rtol * norm(H.detach())[..., None]
     if bool((values > scale).any()):
         high = values.max().item()
-        checks.fail("max eigenvalue of A + A^T", high, "the bound is for A + A^T <= 0", "choose another A")
+        checks.fail(
+            "max eigenvalue of A + A^T",
+            high,
+            "the bound is for A + A^T <= 0",
+            "pass A - c I with c >= half of that",
+        )
     return a.shape[-1] - (values < -scale).sum(-1)
 
 

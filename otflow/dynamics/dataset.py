@@ -118,7 +118,13 @@ def _batch_axes(
     checks.require(good, "batch", repr(given), rule, 'pass batch=("temperature", "seed"), say')
     taken = {"t", "status", *ENDS, *PER_TOKEN, *own, *(axis for axes in own.values() for axis in axes)}
     clash = sorted(taken & set(names))
-    checks.require(not clash, "batch", clash, "the dataset uses this name itself", "choose another name")
+    checks.require(
+        not clash,
+        "batch",
+        clash,
+        "the dataset uses this name itself",
+        f"pass {clash[0]}_ there, say" if clash else "",
+    )
     return names
 
 

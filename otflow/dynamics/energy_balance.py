@@ -81,7 +81,7 @@ def energy_balance(traj: Trajectory, field: VelocityField, *, lengths: Any = Non
     """
     descent = as_descent(checks.instance(field, VelocityField, "field"))
     checks.require(
-        len(traj) >= 2, "len(traj)", len(traj), "a balance needs two save times", "save more often"
+        len(traj) >= 2, "len(traj)", len(traj), "a balance needs two save times", "run flow with save_at=None"
     )
     admit(field, traj.measures[0])
     with torch.no_grad():

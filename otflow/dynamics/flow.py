@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from otflow.base import checks, status
 from otflow.base.errors import FlowError, StepError
+from otflow.base.progress import bar as progress_bar
 from otflow.base.tangent import align, as_tangent
 from otflow.dynamics.noise import BrownianPath, Noise
 from otflow.dynamics.recorder import Observables, Recorder, observables
@@ -85,7 +87,7 @@ def flow(
         log = Recorder(observables(observe))
         if saves_start(times.t0, times.t1, save_at):
             log.save(times.t0, mu0)
-        with tqdm(total=times.t1 - times.t0, disable=not progress, unit="t") as bar:
+        with progress_bar(*_extent(times, ends, stepper), progress=progress) as bar:
             run = _drive(run, FlowProblem(field, stepper, noise, path), ends, limits, log, bar)
     return _finish(run, log, on_failure)
 
@@ -199,7 +201,8 @@ def _drive(
     try:
         for end in ends:
             for state in _advance(run, problem, end.t, limits, log):
-                bar.update(max(0.0, float(state.t.min() - run.t.min())))
+                if not bar.disable:
+                    bar.update(_reached(state, problem.stepper) - _reached(run, problem.stepper))
                 run = state  # the latest state, also when the next step raises
             if not bool(run.running.any()):
                 break
@@ -221,6 +224,23 @@ def _drive(
         partial = _trajectory(ended, log)  # without the last state: an observable may be what raised
         raise FlowError(f"the run broke at t = {float(run.t.max()):g}: {error}", partial) from error
     return run
+
+
+def _extent(times: FlowTimes, ends: list[StepEnd], stepper: Stepper) -> tuple[float, str, str]:
+    """What a bar counts: steps, where their number is known, else time; what is done, and the unit."""
+    doing = f"flow by {type(stepper).__name__}"
+    if times.dt is None:
+        return float(times.t1 - times.t0), doing, "units of time"
+    stops = [times.t0, *(end.t for end in ends)]
+    return sum(max(1, math.ceil((b - a) / times.dt - 1e-9)) for a, b in pairwise(stops)), doing, "steps"
+
+
+def _reached(run: FlowRun, stepper: Stepper) -> float:
+    """Steps done, or the time up to which every member that still runs has come."""
+    going = run.t[run.running] if stepper.adaptive else None
+    if going is None:
+        return run.steps
+    return float(going.min() if going.numel() else run.t.max())
 
 
 def _advance(
@@ -278,7 +298,10 @@ def _verdict(value: Any, run: FlowRun) -> Tensor:
         return torch.as_tensor(value).bool().to(run.codes.device).expand(run.codes.shape)
     except (TypeError, RuntimeError):
         checks.fail(
-            "stop(t, mu)", repr(value), "it returns True or False, for all or for each member", "check stop"
+            "stop(t, mu)",
+            repr(value),
+            "it returns True or False, for all or for each member",
+            "let stop return bool(...)",
         )
 
 
@@ -393,8 +416,9 @@ def _finish(run: FlowRun, log: Recorder, on_failure: str) -> Trajectory:
     bad = sorted(set(np.atleast_1d(traj.status).ravel().tolist()) - set(status.HARMLESS))
     if bad and on_failure == "raise":
         when = float(run.ended[~run.ended.isnan()].min())
+        why = run.message.rstrip(".") or "halve dt"
         raise FlowError(
-            f"status {', '.join(bad)} at t = {when:g}: {run.message.rstrip('.') or 'see trajectory.status'}. "
+            f"status {', '.join(bad)} at t = {when:g}: {why}. "
             "The run so far is in the .trajectory of this exception.",
             traj,
         )

@@ -105,12 +105,13 @@ def limit(
     Args:
         mu0: where to start; any batch.
         field: a field that is affine on Gaussians.
-        tol: change of the covariance at which to stop.
+        tol: bound on the change of the covariance at the end, relative and per unit of log t.
         decades: how many powers of ten of time to follow, from the time scale of the start on.
         rtol: accuracy of the steps of `Dopri5`. Laws on which these stay short, because of modes that decay
             exponentially, go on with `Rosenbrock`, the square root of ``rtol``, and ten times ``tol``.
         max_steps: limit on the steps of each kind.
-        on_failure: "raise" raises `ConvergenceError`, which carries the result, where there is no verdict.
+        on_failure: "raise" raises `ConvergenceError`, which carries the result, where there is no verdict;
+            "return" returns it.
 
     >>> import torch, otflow as of
     >>> field = of.SoftmaxAttention([[1.0, 0.0]], [[-1.0, 0.0]], torch.eye(2).double())  # A = -e1 e1^T

@@ -56,7 +56,11 @@ class BrownianPath:
     def __call__(self, t: float) -> np.ndarray:
         """W(t)."""
         checks.require(
-            math.isfinite(t) and t >= 0, "t", t, "a Brownian path starts at 0", "shift time so that t >= 0"
+            math.isfinite(t) and t >= 0,
+            "t",
+            t,
+            "a Brownian path starts at 0",
+            "pass t0=0.0 to flow, and a field of t - t0",
         )
         cell, rest = int(t), t - int(t)
         left, right = self._integer(cell), self._integer(cell + 1)
@@ -153,7 +157,13 @@ class Scaled(Noise):
         super().__init__(path=path, rng=rng)
         self.sigma = sigma
         rule = "a number or a (d, d) matrix is needed"
-        checks.require(self.sigma.ndim in (0, 2), "sigma.shape", self.sigma.shape, rule, "reshape it")
+        checks.require(
+            self.sigma.ndim in (0, 2),
+            "sigma.shape",
+            self.sigma.shape,
+            rule,
+            "pass a number, or torch.diag(sigma) for one number per coordinate",
+        )
 
     def parameters(self) -> Iterator[Tensor]:
         return iter((self.sigma,))
@@ -200,7 +210,9 @@ class CommonNoise(Scaled):
 @singledispatch
 def shift(mu: Measure, b: Tensor) -> Tangent:
     """The tangent that translates mu by b, (*batch, d)."""
-    checks.fail("mu", repr(mu), "common noise translates Particles and Gaussians", "use one of these")
+    checks.fail(
+        "mu", repr(mu), "common noise translates Particles and Gaussians", "pass Particles(*mu.nodes())"
+    )
 
 
 @shift.register(Particles)

@@ -45,7 +45,10 @@ class Recorder:
         array = value if isinstance(value, Tensor) else np.asarray(value)
         if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
             checks.fail(
-                f"observe[{name!r}](mu)", repr(value), "an observable returns numbers", "check the function"
+                f"observe[{name!r}](mu)",
+                repr(value),
+                "an observable returns numbers",
+                f"let observe[{name!r}] return a number or a tensor",
             )
         out = torch.as_tensor(array)
         before = self.observed.get(name)

@@ -69,6 +69,6 @@ def _check_save_at(save_at: Any, t0: float, t1: float) -> list[float]:
         "save_at",
         f"times from {float(times[0])} to {float(times[-1])}",
         f"they must lie in [t0, t1] = [{t0}, {t1}]",
-        "change t0, t1 or save_at",
+        f"pass np.clip(save_at, {t0:g}, {t1:g}), or flow to t1={max(float(times[-1]), t1):g}",
     )
     return [min(max(float(t), t0), t1) for t in times]

@@ -172,7 +172,11 @@ class Trajectory:
         tensor([0.9950, 0.9851], dtype=torch.float64)
         """
         checks.require(
-            len(self) >= 2, "len(trajectory)", len(self), "a speed needs two save times", "save more often"
+            len(self) >= 2,
+            "len(trajectory)",
+            len(self),
+            "a speed needs two save times",
+            "run flow with save_at=None",
         )
         pairs = zip(self.measures, self.measures[1:], strict=False)
         try:

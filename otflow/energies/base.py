@@ -111,7 +111,7 @@ def one_each(value: Tensor, mu: Measure) -> None:
     """Refuse energies with more members than the measure: their sum would be differentiated."""
     if value.shape != mu.batch:
         rule = f"one number per member of the batch is needed, {tuple(mu.batch)}"
-        remedy = "give the measure the batch of the matrices, or drop it there"
+        remedy = "pass a measure with the batch of the matrices, or one matrix"
         checks.fail("energy(mu).shape", tuple(value.shape), rule, remedy)
 
 

@@ -259,5 +259,7 @@ def _in_range(x: Tensor, Ax: Tensor) -> tuple[Tensor, Tensor]:
     """x and Ax, or an error if scores might overflow, because inf - inf would be NaN."""
     bound = x.shape[-1] * x.detach().abs().amax() * Ax.detach().abs().amax()
     if not bool(torch.isfinite(bound)):
-        raise NotFiniteError("the scores Ax.y leave the range of floating point; rescale tokens or A.", bound)
+        raise NotFiniteError(
+            "the scores Ax.y leave the range of floating point; rescale A / 10, say, or x / 3.", bound
+        )
     return x, Ax

@@ -38,7 +38,13 @@ class QuadraticPotential(Potential):
         self.b = self.A.new_zeros(self.A.shape[-1]) if b is None else b
         checks.alike(self.b, "b", self.A, "A")
         good = self.b.ndim and self.b.shape[-1] == self.A.shape[-1]
-        checks.require(good, "b.shape", self.b.shape, f"A has shape {tuple(self.A.shape)}", "resize b")
+        checks.require(
+            good,
+            "b.shape",
+            self.b.shape,
+            f"A has shape {tuple(self.A.shape)}",
+            f"pass b with {self.A.shape[-1]} entries",
+        )
         super().__init__(self._at)
 
     def _at(self, x: Tensor) -> Tensor:

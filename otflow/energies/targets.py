@@ -38,7 +38,12 @@ class Towards(Energy):
             )
         if (own, own_d) != (space, d):
             rule = f"the measure lives on {space} in dimension {d}"
-            checks.fail("target", f"{self.target!r} in dimension {own_d}", rule, "compare on one space")
+            checks.fail(
+                "target",
+                f"{self.target!r} in dimension {own_d}",
+                rule,
+                "pass a target of that space and dimension",
+            )
         checks.alike(self.target.coords[0], "target", mu.coords[0], "the measure")
         if not checks.extends(mu.batch, self.target.batch):
             rule = f"it does not broadcast to that of the measure, {tuple(mu.batch)}"

@@ -81,7 +81,8 @@ class VelocityField(Parametric, Linear["VelocityField"]):
             )
         if not all(bool(torch.isfinite(piece.detach()).all()) for piece in result):
             raise NotFiniteError(
-                f"the velocity of {self!r} is not finite (overflow of scores or values); rescale them.",
+                f"the velocity of {self!r} is not finite (scores or values overflow); "
+                "rescale them, Q / 10 and V / 10, say, or the tokens.",
                 result,
             )
 

@@ -62,7 +62,10 @@ class Perceptron(TokenField):
         d = mu.coords[0].shape[-1]
         W, U = fits(self.W, "W", 2, mu, t), fits(self.U, "U", 2, mu, t)
         if U.shape[-1] != d or W.shape[-2:] != U.mT.shape[-2:]:
-            rule, remedy = f"(d, m) and (m, d) with d = {d}", "transpose or resize them"
+            rule, remedy = (
+                f"(d, m) and (m, d) with d = {d}",
+                f"pass W and U like torch.ones({d}, m) and torch.ones(m, {d})",
+            )
             checks.fail("W.shape, U.shape", (tuple(W.shape), tuple(U.shape)), rule, remedy)
         return W, U, None if self.b is None else _bias(fits(self.b, "b", 1, mu, t), U.shape[-2])
 

@@ -186,7 +186,7 @@ def _exponential(f: _Form, mu: Gaussian) -> _Moments:
     norm = torch.linalg.matrix_norm(N, 2).max().item() if bool(torch.isfinite(N).all()) else math.inf
     if norm >= 1:
         rule = f"the mean of exp(Ax.y) over {mu!r} is finite below the limit 1 only"
-        checks.fail("|R^T A R|", f"{norm:.6g}", rule, "shrink the law or A, or use Particles")
+        checks.fail("|R^T A R|", f"{norm:.6g}", rule, f"divide A by {2 * norm:.3g}, or pass Particles")
     P = _eye(f.N) - f.N.mT @ f.N
     pull = f.c + f.N.mT @ f.a
     z = torch.linalg.solve(P, pull)

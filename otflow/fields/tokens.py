@@ -37,11 +37,19 @@ class TokenField(VelocityField):
 
     def at(self, t: float | Tensor, mu: Measure, points: Any, label: Any = None) -> Tensor:
         if not isinstance(mu, Particles):
-            checks.fail("mu", repr(mu), "velocities at other points need a cloud of tokens", "use Particles")
+            checks.fail(
+                "mu",
+                repr(mu),
+                "velocities at other points need a cloud of tokens",
+                "pass Particles(*mu.nodes())",
+            )
         points = checks.alike(checks.tensor(points, "points"), "points", mu.x, "the measure")
         if points.ndim < 2 or points.shape[-1] != mu.d:
             checks.fail(
-                "points.shape", tuple(points.shape), f"(*batch, m, {mu.d}) is needed", "reshape points"
+                "points.shape",
+                tuple(points.shape),
+                f"(*batch, m, {mu.d}) is needed",
+                f"pass points of shape (m, {mu.d}), points[None] for one",
             )
         if label is not None:
             label = _labels(checks.tensor(label, "label"), points)
@@ -91,4 +99,6 @@ def _full(v: Tensor, d: int) -> Tensor:
 
 def _labels(label: Tensor, points: Tensor) -> Tensor:
     rule = f"one label per point is needed, {tuple(points.shape[:-1])}"
-    return checks.expanded(label.double(), points.shape[:-1], "label", rule, "reshape label")
+    return checks.expanded(
+        label.double(), points.shape[:-1], "label", rule, f"pass a label of shape {tuple(points.shape[:-1])}"
+    )

@@ -15,7 +15,7 @@ from otflow.base.tables import table
 from otflow.base.tangent import Tangent, align
 
 Change: TypeAlias = Callable[[Tensor], Tensor]
-Random: TypeAlias = int | np.random.Generator | None
+Random: TypeAlias = int | np.random.Generator
 
 
 class Measure(ABC):
@@ -74,12 +74,12 @@ class Measure(ABC):
         return self.move(u)
 
     @abstractmethod
-    def sample(self, n: int, *, rng: Random = None) -> Measure:
+    def sample(self, n: int, *, rng: Random) -> Measure:
         """`Particles` of equal weight, n independent draws from each member of the batch: (*batch, n, d).
 
         Args:
             n: how many.
-            rng: a seed or a `numpy.random.Generator`; different draws every time if left out.
+            rng: a seed or a `numpy.random.Generator`; the same seed draws the same numbers.
         """
 
     def shapes(self) -> list[torch.Size]:
@@ -171,7 +171,7 @@ class Measure(ABC):
 
 def uniforms(mu: Measure, shape: tuple[int, ...], rng: Random) -> Tensor:
     """Uniform numbers in [0, 1) next to a measure, from numpy's generator whatever the device."""
-    drawn = np.random.default_rng(rng).random((*mu.batch, *shape))
+    drawn = checks.generator(rng).random((*mu.batch, *shape))
     return torch.from_numpy(drawn).to(mu.device)
 
 

@@ -34,8 +34,8 @@ class Gaussian(Measure):
         mean: (*batch, d).
         cov: covariance (*batch, d, d), which may be singular; its symmetric root is taken.
         root: instead of it, a root (*batch, d, r), any r >= 1.
-        tol: eigenvalues of ``cov`` down to -tol times the largest one are taken for rounding and set to zero;
-            by default 1e-10 in float64 and 1e-5 in float32.
+        rtol: eigenvalues of ``cov`` down to -rtol times the largest one are rounding and set to zero; by
+            default 1e-10 in float64 and 1e-5 in float32.
 
     >>> from otflow import Gaussian
     >>> import numpy as np
@@ -50,12 +50,12 @@ class Gaussian(Measure):
     root: Tensor
     rule: int = 0  # which cubature the nodes use beyond three axes
 
-    def __init__(self, mean: Any, *, cov: Any = None, root: Any = None, tol: float | None = None) -> None:
+    def __init__(self, mean: Any, *, cov: Any = None, root: Any = None, rtol: float | None = None) -> None:
         mean = checks.tensor(mean, "mean").clone()  # so that no later change of it changes the measure
         remedy = "pass Gaussian(mean, cov=S) or Gaussian(mean, root=R), S = R R^T"
         given = [name for name, value in (("cov", cov), ("root", root)) if value is not None]
         checks.require(len(given) == 1, "given", given, "one of cov and root is needed", remedy)
-        root = checks.tensor(root, "root").clone() if cov is None else _root(cov, tol)
+        root = checks.tensor(root, "root").clone() if cov is None else _root(cov, rtol)
         root = checks.alike(root, given[0], mean, "mean")
         name, needed = (f"{given[0]}.shape", "(*batch, d, r)" if cov is None else "(*batch, d, d)")
         checks.require(
@@ -84,7 +84,13 @@ class Gaussian(Measure):
         x, w = checks.instance(mu, Measure, "mu").nodes()
         space = getattr(mu, "space", None)
         rule = "points that wrap around have no mean"
-        checks.require(space is None or space.linear, "mu.space", space, rule, "fit a chart of it")
+        checks.require(
+            space is None or space.linear,
+            "mu.space",
+            space,
+            rule,
+            "pass its positions, Gaussian.fit(Particles(mu.x, mu.w))",
+        )
         mean = (w[..., None] * x).sum(-2)
         y = x - mean[..., None, :]
         return cls(mean, cov=(w[..., None] * y).mT @ y)
@@ -118,7 +124,7 @@ class Gaussian(Measure):
     def parts(self) -> dict[str, Tensor]:
         return {"mean": self.mean, "cov": self.cov, "root": self.root}
 
-    def sample(self, n: int, *, rng: Random = None) -> Particles:
+    def sample(self, n: int, *, rng: Random) -> Particles:
         """m + R z, z standard normal: differentiable in mean and root.
 
         >>> from otflow import Gaussian
@@ -126,7 +132,7 @@ class Gaussian(Measure):
         Particles(n=5, d=2, space=Euclidean())
         """
         size = (*self.batch, checks.count(n, "n"), self.root.shape[-1])
-        z = torch.from_numpy(np.random.default_rng(rng).standard_normal(size)).to(self.root)
+        z = torch.from_numpy(checks.generator(rng).standard_normal(size)).to(self.root)
         return Particles(self.mean[..., None, :] + z @ self.root.mT)
 
     def nodes(self) -> tuple[Tensor, Tensor]:
@@ -176,15 +182,15 @@ class Gaussian(Measure):
         return f"Gaussian(d={self.d}{batch})"
 
 
-def _root(cov: Any, tol: float | None) -> Tensor:
+def _root(cov: Any, rtol: float | None) -> Tensor:
     """The symmetric root: the one that depends continuously on the covariance."""
     cov = checks.tensor(cov, "cov")
     rule = "a covariance has shape (*batch, d, d), d >= 1"
     square = cov.ndim >= 2 and cov.shape[-1] == cov.shape[-2] and 0 not in cov.shape
     checks.require(square, "cov.shape", cov.shape, rule, "pass a square matrix")
-    if tol is None:
-        tol = 1e-10 if cov.dtype == torch.float64 else 1e-5
-    return sqrtm(semidefinite(of_covariance(cov, "cov"), "cov", tol))
+    if rtol is None:
+        rtol = 1e-10 if cov.dtype == torch.float64 else 1e-5
+    return sqrtm(semidefinite(of_covariance(cov, "cov"), "cov", rtol))
 
 
 @lru_cache(maxsize=16)

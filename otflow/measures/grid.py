@@ -101,7 +101,13 @@ class Grid(Measure):
         values = checks.tensor(checks.function(f, "f")(*points), "f(*points)")
         cell = math.prod(float(a[1] - a[0]) for a in axes)
         rule = "a density needs some mass"
-        checks.require(bool(values.sum() > 0), "sum of f", float(values.sum()), rule, "check f and the axes")
+        checks.require(
+            bool(values.sum() > 0),
+            "sum of f",
+            float(values.sum()),
+            rule,
+            "pass an f that is positive somewhere between the ends of the axes",
+        )
         return cls(values / (values.sum() * cell), axes)
 
     @classmethod
@@ -120,7 +126,10 @@ class Grid(Measure):
         checks.require(x.shape[-1] == len(shape), "d", x.shape[-1], rule, "pass as many axes as coordinates")
         for i, (a, h) in enumerate(zip(grid.axes, grid.spacing, strict=True)):
             place = torch.floor((x[..., i] - a[0]) / h + 0.5).long()
-            rule, remedy = f"it is off the grid along axis {i}", "widen the axes"
+            rule, remedy = (
+                f"it is off the grid along axis {i}",
+                f"pass axes from {x[..., i].min().item():g} to {x[..., i].max().item():g} or wider",
+            )
             low, high = int(place.min()), int(place.max())
             checks.require(low >= 0 and high < len(a), f"mu.x[..., {i}]", "a point", rule, remedy)
             k = k * len(a) + place
@@ -135,7 +144,7 @@ class Grid(Measure):
     def parts(self) -> dict[str, Tensor]:
         return {"density": self.density} | {f"axis{i}": a for i, a in enumerate(self.axes)}
 
-    def sample(self, n: int, *, rng: Random = None) -> Particles:
+    def sample(self, n: int, *, rng: Random) -> Particles:
         """Points that are uniform within cells drawn by their mass.
 
         >>> from otflow import Grid
@@ -218,7 +227,13 @@ def _check_axes(density: Tensor, axes: tuple[Tensor, ...]) -> None:
     shape = tuple(density.shape[-len(axes) :])
     good = shape == tuple(a.numel() for a in axes) and all(a.ndim == 1 and len(a) >= 2 for a in axes)
     rule = f"it must end in the lengths of the axes, {tuple(a.numel() for a in axes)}, each >= 2"
-    checks.require(good, "density.shape", density.shape, rule, "check density and axes")
+    checks.require(
+        good,
+        "density.shape",
+        density.shape,
+        rule,
+        f"pass {len(shape)} axes, np.linspace(low, high, n) with n in {shape}",
+    )
     for i, a in enumerate(axes):
         h, rounding = torch.diff(a), 2 * torch.finfo(a.dtype).eps * a.abs().max()
         if (h <= 0).any() or ((h - h[0]).abs() > 1e-6 * h[0].abs() + rounding).any():

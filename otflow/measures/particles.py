@@ -100,7 +100,7 @@ class Particles(Measure):
     def parts(self) -> dict[str, Tensor]:
         return {"x": self.x, "w": self.w} | ({} if self.label is None else {"label": self.label})
 
-    def sample(self, n: int, *, rng: Random = None) -> Particles:
+    def sample(self, n: int, *, rng: Random) -> Particles:
         """n tokens drawn with replacement, each with probability w_i; they keep their labels.
 
         >>> from otflow import Particles
@@ -124,7 +124,7 @@ class Particles(Measure):
         tensor([0.2500, 0.7500], dtype=torch.float64)
         """
         rule = "it has no cells"
-        checks.require(hasattr(grid, "axes"), "grid", grid, rule, "pass a Grid, or draw mu.sample(n)")
+        checks.require(hasattr(grid, "axes"), "grid", grid, rule, "pass a Grid, or draw mu.sample(n, rng=0)")
         return cls(*grid.nodes())
 
     def __getitem__(self, index: Any) -> Self:
@@ -187,4 +187,4 @@ def _labels(label: Any, x: Tensor) -> Tensor:
 
 def _per_token(a: Tensor, name: str, x: Tensor) -> Tensor:
     rule = f"one number per token is needed, shape {tuple(x.shape[:-1])}"
-    return checks.expanded(a, x.shape[:-1], name, rule, f"reshape {name}")
+    return checks.expanded(a, x.shape[:-1], name, rule, f"pass {name} with {x.shape[-2]} entries per cloud")

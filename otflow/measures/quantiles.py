@@ -165,7 +165,7 @@ class Quantiles(Measure):
         1.0
         """
         s = graded_levels(n, grading=grading)
-        checks.require(n >= 2, "n", n, "tails need a level between 0 and 1", "choose n >= 2")
+        checks.require(n >= 2, "n", n, "tails need a level between 0 and 1", "pass n=2 or more")
         inside, ends, means = (_values(ppf, z) for z in (s[1:-1], s[[0, -1]], _in_tails(s)))
         means = means.unflatten(-1, (2, -1)) @ torch.from_numpy(_laguerre()[1])
         first = _end(ends[..., :1], 2 * means[..., :1] - inside[..., :1])
@@ -222,7 +222,7 @@ class Quantiles(Measure):
     def parts(self) -> dict[str, Tensor]:
         return {"x": self.x, "levels": self.levels}
 
-    def sample(self, n: int, *, rng: Random = None) -> Particles:
+    def sample(self, n: int, *, rng: Random) -> Particles:
         """X(u) at uniform levels u: points on the line.
 
         >>> from otflow import Quantiles
@@ -311,7 +311,11 @@ def graded_levels(n: int, *, grading: float = 6.0) -> Tensor:
     """
     n, p = checks.count(n, "n"), checks.positive(grading, "grading")
     checks.require(
-        p >= 1, "grading", grading, "intervals shrink towards the ends for grading > 1", "choose it >= 1"
+        p >= 1,
+        "grading",
+        grading,
+        "intervals shrink towards the ends for grading > 1",
+        "pass grading=1.0 or more",
     )
     r = np.arange(n + 1) / n
     low = (1 - FLAT) * betainc(p, p, np.minimum(r, 1 - r)) + FLAT * np.minimum(r, 1 - r)
@@ -333,7 +337,7 @@ def richardson(coarse: Quantiles, fine: Quantiles, *, refine: int = 8) -> Quanti
     """
     good = fine.n == 2 * coarse.n and torch.allclose(fine.levels[::2], coarse.levels, rtol=0, atol=1e-12)
     rule = f"it must have every second level of {fine!r}"
-    checks.require(good, "coarse", coarse, rule, "halve the intervals")
+    checks.require(good, "coarse", coarse, rule, f"pass coarse with {fine.n // 2} intervals, of the same law")
     c = (fine.x[..., ::2] - coarse.x) / 3
     between = (c[..., 1:] + c[..., :-1]) / 2
     both = torch.stack([c[..., :-1], between], -1).flatten(-2)
@@ -367,7 +371,13 @@ def _values(ppf: Callable[[np.ndarray], Any], s: Tensor) -> Tensor:
     value = checks.function(ppf, "ppf")(s.numpy())
     x = value if isinstance(value, Tensor) else torch.from_numpy(np.asarray(value, dtype=np.float64))
     rule = f"one number per level is needed, (*batch, {len(s)})"
-    checks.require(x.shape[-1:] == s.shape, "ppf(s).shape", x.shape, rule, "check ppf")
+    checks.require(
+        x.shape[-1:] == s.shape,
+        "ppf(s).shape",
+        x.shape,
+        rule,
+        "let ppf(s) return an array like s, say scipy.stats.norm(0, 1).ppf",
+    )
     checks.finite(x[..., (s > 0) & (s < 1)], "ppf(s)")
     return x
 
@@ -411,5 +421,5 @@ def _increasing(a: Tensor, name: str) -> None:
         index = tuple(int(i) for i in (gap <= 0).nonzero()[0])
         where = ", ".join(map(str, index))
         rule = f"{name} must increase"
-        remedy = "sort it; a measure with atoms has no density and needs Particles"
+        remedy = f"pass {name}.sort().values; a measure with atoms has no density and needs Particles"
         checks.fail(f"{name}[{where} + 1] - {name}[{where}]", gap[index].item(), rule, remedy)

@@ -146,7 +146,7 @@ def _steps(measures: Sequence[Measure], ts: Any) -> list[float]:
 @singledispatch
 def displacement(mu: Measure, nu: Measure) -> Tangent:
     """`Metric.displacement` for W2."""
-    checks.fail("mu", repr(mu), "a path is made of Particles or Gaussians", "use one of these")
+    checks.fail("mu", repr(mu), "a path is made of Particles or Gaussians", "pass Particles(*mu.nodes())")
 
 
 @displacement.register(Particles)

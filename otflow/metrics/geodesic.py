@@ -123,7 +123,7 @@ def solve_twisted(
     nodes: int = 8,
     levels: int = 3,
     lower: float | None = None,
-    tol: float = 1e-10,
+    tol: float = 1e-9,
     max_iter: int = 1000,
     on_failure: Literal["raise", "return"] = "raise",
 ) -> TwistedTransport:
@@ -148,10 +148,10 @@ def solve_twisted(
         levels: how many paths are tried, each with twice as many pieces.
         lower: a number that the weight does not fall below on any path that you allow: for `Partition` and
             paths within |x| <= r that is exp(-|A| r^2).
-        tol: how far the squared length of a path may be above the least one with as many pieces, relative.
+        tol: bound on how far the squared length of a path is above the least with as many pieces, relative.
             Single precision is computed in double; a weight that only takes, or gives, single precision
             leaves at least 64 roundings.
-        max_iter: iterations for each path.
+        max_iter: limit on the iterations for each path.
         on_failure: "raise" raises `ConvergenceError`, which carries the result, if ``tol`` is missed;
             "return" returns it, the bounds being valid still.
 
@@ -199,7 +199,12 @@ class Options(NamedTuple):
 
 @singledispatch
 def _solve(mu: Measure, nu: Measure, metric: Twisted, options: Options) -> TwistedTransport:
-    checks.fail("mu", repr(mu), "twisted distances are those of Particles and Gaussians", "use one of these")
+    checks.fail(
+        "mu",
+        repr(mu),
+        "twisted distances are those of Particles and Gaussians",
+        "pass Particles(*mu.nodes())",
+    )
 
 
 @_solve.register(Gaussian)
@@ -239,7 +244,9 @@ def _in_double(mu: Particles, nu: Measure, metric: Twisted, options: Options) ->
 def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
     out = value.to(dtype)
     if not bool(torch.isfinite(out).all()):
-        raise NotFiniteError(f"a twisted length leaves the range of {dtype}; rescale the weight.", value)
+        raise NotFiniteError(
+            f"a twisted length leaves the range of {dtype}; divide the weight by its largest value.", value
+        )
     return out
 
 
@@ -266,7 +273,10 @@ def _(mu: Particles, nu: Measure, metric: Twisted, options: Options) -> TwistedT
     least = _least(metric, flat, w2, options)
     if options.lower is not None and bool((least > upper * (1 + 1e-6)).any()):
         checks.fail(
-            "lower", options.lower, "a path exists that is shorter than that allows", "check the weight"
+            "lower",
+            options.lower,
+            "a path exists that is shorter than that allows",
+            f"pass lower={options.lower * float((upper / least).square().min()):.3g} or less",
         )
     least = torch.minimum(least, upper)  # up to rounding, where both are equal
     ended, tried = status.names(codes), torch.stack(lengths)
@@ -331,7 +341,12 @@ def _straight(mu: Particles, y: Tensor) -> Tangent:
     u = mu.space.log(mu.x, y)
     off = mu.space.distance(mu.space.exp(mu.x, u), y)
     if bool((off > 1e-3).any()):
-        checks.fail("nu", "antipodes of atoms of mu", "no way between them is the shortest", "move one a bit")
+        checks.fail(
+            "nu",
+            "antipodes of atoms of mu",
+            "no way between them is the shortest",
+            "pass nu.move(Tangent([1e-6 * torch.randn(nu.x.shape)]))",
+        )
     return Tangent([u])
 
 

@@ -50,7 +50,12 @@ class Partition(Parametric):
         """log a_mu(x), (*batch, n), for x of shape (*batch, n, d)."""
         if x.ndim < 2 or x.shape[-1] != self.A.shape[-1]:
             rule = f"A is made for points (*batch, n, {self.A.shape[-1]})"
-            checks.fail("x.shape", tuple(x.shape), rule, "change A or x")
+            checks.fail(
+                "x.shape",
+                tuple(x.shape),
+                rule,
+                f"pass x with {self.A.shape[-1]} coordinates, or A with {x.shape[-1]} columns",
+            )
         return _log_partition(mu, x @ checks.alike(self.A, "A", x, "x").mT)
 
     def __call__(self, mu: Measure, x: Tensor) -> Tensor:
@@ -60,7 +65,7 @@ class Partition(Parametric):
         if not (low > math.log(info.tiny) and high < math.log(info.max)):
             raise NotFiniteError(
                 f"int exp(Ax.y) dmu(y) reaches from exp({low.item():.4g}) to exp({high.item():.4g}), beyond "
-                f"the range of {log.dtype}; rescale the tokens or A.",
+                f"the range of {log.dtype}; rescale A / 10, say, or x / 3.",
                 log,
             )
         return log.exp()

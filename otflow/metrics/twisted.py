@@ -98,7 +98,9 @@ def _spd(m: Tensor) -> Tensor:
     checks.require(good, "matrix.shape", m.shape, "a symmetric (d, d) matrix is needed", "pass (M + M.T) / 2")
     low = torch.linalg.eigvalsh(m.detach())[0].item()
     rule = "the matrix of a metric is positive definite"
-    checks.require(low > 0, "min eigenvalue of matrix", low, rule, "shift or replace it")
+    checks.require(
+        low > 0, "min eigenvalue of matrix", low, rule, f"pass M + c I with c > {max(-low, 0.0):.3g}"
+    )
     return symmetric(m)  # so that its gradient is symmetric too, and steps along it keep it so
 
 
@@ -143,7 +145,10 @@ def weight_at(metric: Twisted, mu: Particles) -> Tensor:
         return torch.ones_like(mu.x[..., 0])
     a: Tensor = metric.weight(mu, mu.x)
     if a.shape != mu.x.shape[:-1] or not bool((a > 0).all()):
-        rule, remedy = f"it must be positive, of shape {tuple(mu.x.shape[:-1])}", "check the weight function"
+        rule, remedy = (
+            f"it must be positive, of shape {tuple(mu.x.shape[:-1])}",
+            "let weight(mu, x) return exp(...), say",
+        )
         checks.fail("weight(mu, x)", f"shape {tuple(a.shape)}, minimum {a.min().item():g}", rule, remedy)
     return a
 
@@ -227,7 +232,11 @@ def _(metric: Twisted, mu: Measure, nu: Measure) -> Tensor:
 def flatten(mu: Measure, metric: Twisted) -> Measure:
     """The image under M^(1/2), between which W2 is the distance that M twists."""
     checks.require(
-        metric.matrix is None, "mu", mu, "a matrix twists Particles and Gaussians only", "use one of these"
+        metric.matrix is None,
+        "mu",
+        mu,
+        "a matrix twists Particles and Gaussians only",
+        "pass Particles(*mu.nodes())",
     )
     return mu
 

@@ -75,7 +75,7 @@ def adversary(
     size: Any,
     p: float = 2.0,
     tries: Mapping[str, Particles] | None = None,
-    max_iter: int = 5,
+    rounds: int = 5,
     rng: int | np.random.Generator = 0,
 ) -> Adversary:
     """The largest d(mu_T, nu_T) / d(mu_0, nu_0) over nu0 with d(mu_0, nu_0) = size that a search finds.
@@ -98,8 +98,8 @@ def adversary(
             the result is that of a local search.
         p: the order of the distance, from 1; infinity too as long as tokens are matched by index.
         tries: name -> nu0, other perturbations to compare with, at any distance: the tokens of mu0, moved.
-        max_iter: limit on the runs uphill.
-        rng: a seed or a `numpy.random.Generator`.
+        rounds: how many runs uphill to take at most.
+        rng: a seed or a `numpy.random.Generator`, for the starts of the search.
 
     References: Boyd 1974, "The power method for l^p norms"; Hager 1984, "Condition estimates".
 
@@ -112,7 +112,7 @@ def adversary(
     (tensor(1.0000, dtype=torch.float64), True)
     """
     mu0, p, rng = plain(mu0), exponent(p), checks.generator(rng)
-    far, rounds = sizes(size, mu0), checks.count(max_iter, "max_iter")
+    far, rounds = sizes(size, mu0), checks.count(rounds, "rounds")
     prop = Propagator(mu0, field, stepper, t1=t1, dt=dt, t0=t0)
     search = Search(prop, mu0, mu0.at(prop.final.coords), far, p)
     family = perturbations(mu0, far, p=p, rng=rng) | _tried(tries, mu0)
@@ -130,7 +130,13 @@ def _tried(tries: Mapping[str, Particles] | None, mu0: Particles) -> dict[str, P
     for name, nu in checks.instance({} if tries is None else tries, Mapping, "tries").items():
         out[name] = _moved(plain(checks.instance(nu, Particles, f"tries[{name!r}]")), mu0, name)
         rule = "it is at distance 0 from mu0"
-        checks.require((apart(mu0, out[name], 2.0) > 0).all(), f"tries[{name!r}]", nu, rule, "perturb it")
+        checks.require(
+            (apart(mu0, out[name], 2.0) > 0).all(),
+            f"tries[{name!r}]",
+            nu,
+            rule,
+            "drop it, or pass mu0.move(Tangent([1e-3 * torch.randn(mu0.x.shape)]))",
+        )
     return out
 
 
@@ -143,7 +149,9 @@ def _moved(nu: Particles, mu0: Particles, name: str) -> Particles:
     except RuntimeError:
         own = False
     rule = f"a perturbation has the tokens of {mu0!r}, with their weights and labels, moved"
-    checks.require(own, f"tries[{name!r}]", nu, rule, "compare other measures by coupled")
+    checks.require(
+        own, f"tries[{name!r}]", nu, rule, "pass mu0.at([x]); coupled(mu0, nu0, ...) takes any other measure"
+    )
     return mu0.at([x])
 
 

@@ -100,7 +100,7 @@ def coupled(
         p: the order of the distance, from 1 (2 except on particles).
         of: another distance, a function of two measures.
         noise: moves both runs by one path. Independent noise needs equally many tokens in both.
-        progress: show bars.
+        progress: show a bar, one for the runs and one for the distances.
 
     >>> import otflow as of
     >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
@@ -162,8 +162,10 @@ def _distance(mu: Measure, nu: Measure, p: float) -> Distance:
 
 def _comparable(mu: Particles, nu: Measure) -> None:
     if not isinstance(nu, Particles):
-        checks.fail("nu0", repr(nu), "it is not of the kind of mu0", "pass Particles")
-    checks.require(nu.d == mu.d, "nu0.d", nu.d, f"mu0 is in dimension {mu.d}", "compare clouds in one space")
+        checks.fail("nu0", repr(nu), "it is not of the kind of mu0", "pass Particles(*nu0.nodes())")
+    checks.require(
+        nu.d == mu.d, "nu0.d", nu.d, f"mu0 is in dimension {mu.d}", f"pass nu0 with {mu.d} coordinates"
+    )
     rule = f"its batch must extend that of mu0, {tuple(mu.batch)}"
     remedy = "give nu0 the axes of mu0, and others in front"
     checks.require(checks.extends(nu.batch, mu.batch), "nu0.batch", nu.batch, rule, remedy)

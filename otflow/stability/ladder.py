@@ -158,7 +158,7 @@ def ladder(
         R0: the radius of a ball that contains all tokens and their perturbations, for the a-priori bound; by
             default the smallest.
         p: the order of the distance, from 1.
-        rng: where random perturbations come from.
+        rng: a seed or a `numpy.random.Generator`, for random perturbations.
 
     >>> import torch
     >>> import otflow as of
@@ -197,7 +197,11 @@ def _size(mu0: Particles, size: Any) -> Tensor:
         return sizes(size, mu0)
     radius: Tensor = mu0.x.detach().norm(dim=-1).amax(-1)
     checks.require(
-        (radius > 0).all(), "mu0", mu0, "all tokens are at 0, which says nothing of a scale", "pass size"
+        (radius > 0).all(),
+        "mu0",
+        mu0,
+        "all tokens are at 0, which says nothing of a scale",
+        "pass size=1e-6, say",
     )
     return radius * max(1e-6, 256 * torch.finfo(mu0.dtype).eps)
 

@@ -48,7 +48,7 @@ def local_constant(
     t: float = 0.0,
     *,
     tol: float = 1e-6,
-    max_iter: int = 500,
+    max_iter: int = 1000,
     basis: int = 12,
     rng: int | np.random.Generator = 0,
     start: Tangent | None = None,
@@ -64,12 +64,13 @@ def local_constant(
     Args:
         mu: a cloud without tokens of weight zero.
         field, t: any velocity field, and when.
-        tol: on the residual; at least 100 rounding errors of the dtype of mu.
-        max_iter: limit on the steps.
+        tol: bound on ``residual``; at least 100 rounding errors of the dtype of mu.
+        max_iter: limit on ``iterations``.
         basis: how many directions are kept; when they are all there, the best half stays.
-        rng: a seed for the random direction that the search starts from.
+        rng: a seed or a `numpy.random.Generator`, for the random direction that the search starts from.
         start: a direction to begin with, say that of a similar cloud; a random one is always added.
-        on_failure: "raise" raises `ConvergenceError`, which carries the result, if ``tol`` is missed.
+        on_failure: "raise" raises `ConvergenceError`, which carries the result, if ``tol`` is missed;
+            "return" returns it.
 
     >>> from otflow.stability import local_constant
     >>> import otflow as of
@@ -139,7 +140,9 @@ class Jacobian(NamedTuple):
 
     def _finite(self, u: Tangent) -> Tensor:
         if not bool(torch.isfinite(u[0]).all()):
-            raise NotFiniteError(f"a derivative of {self.field!r} is not finite; rescale its weights.", u)
+            raise NotFiniteError(
+                f"a derivative of {self.field!r} is not finite; divide its Q and V by 10.", u
+            )
         return self.flat(u)
 
 

@@ -25,7 +25,7 @@ DOUBLINGS, CUTS = 30, 100
 
 
 def perturbations(
-    mu0: Particles, size: Any, *, p: float = 2.0, rng: int | np.random.Generator = 0
+    mu0: Particles, size: Any, *, p: float = 2.0, rng: int | np.random.Generator
 ) -> dict[str, Particles]:
     """Simple clouds nu0 with d(mu0, nu0) = size: name -> nu0, each with the tokens of mu0 moved.
 
@@ -81,10 +81,12 @@ def scaled(mu0: Particles, u: Tangent, size: Any, p: float = 2.0) -> Particles:
     mu0, p = plain(mu0), exponent(p)
     u = mu0.tangent(as_tangent(u, "u", mu0.shapes()))
     good = (length(mu0, u, p) > 0).all()
-    checks.require(good, "u", "a tangent of length 0", "it moves no mass", "choose another direction")
+    remedy = "pass one that moves a token with mass, say Tangent([torch.randn(mu0.x.shape)])"
+    checks.require(good, "u", "a tangent of length 0", "it moves no mass", remedy)
     nu, reached = reach(mu0, u, sizes(size, mu0), p)
-    rule = "moving along u does not get that far"
-    checks.require(reached.all(), "size", f"{size!r:.60}", rule, "choose a smaller size")
+    if not reached.all():
+        rule, far = "moving along u does not get that far", apart(mu0, nu, p).min().item()
+        checks.fail("size", f"{size!r:.60}", rule, f"pass size={far:.3g}, which is reached, or less")
     return nu
 
 
@@ -98,14 +100,18 @@ def sizes(size: Any, mu0: Particles) -> Tensor:
     """One positive distance per member, (*batch,)."""
     far = per_member(size, "size", mu0)
     rule = "a distance > 0 is needed, above the rounding of positions"
-    checks.require((far > 64 * rounding(mu0)).all(), "size", f"{size!r:.60}", rule, "enlarge it")
+    least = 64 * rounding(mu0)
+    if not (far > least).all():
+        checks.fail("size", f"{size!r:.60}", rule, f"pass size={2 * least.max().item():.3g} or more")
     return far
 
 
 def per_member(value: Any, name: str, mu: Particles) -> Tensor:
     """A number, or one for each member of the batch of mu, (*batch,)."""
     a = checks.tensor(value, name).detach().to(mu.x)
-    return checks.expanded(a, mu.batch, name, f"one per member is needed, {tuple(mu.batch)}", "reshape it")
+    return checks.expanded(
+        a, mu.batch, name, f"one per member is needed, {tuple(mu.batch)}", "pass one number"
+    )
 
 
 def farthest(mu: Particles, size: Tensor, p: float) -> Tensor:

@@ -68,7 +68,9 @@ class Propagator:
         rule = "steps that depend on the state do not make one smooth map"
         checks.require(good, "stepper", stepper, rule, "use RK4() with dt=...")
         if torch.is_inference_mode_enabled():
-            raise DerivativeError("torch.inference_mode() records no derivatives; leave it.")
+            raise DerivativeError(
+                "torch.inference_mode() records no derivatives; call it outside, or under torch.no_grad()."
+            )
         self._flow = partial(flow, field=field, stepper=stepper, t1=t1, dt=dt, t0=t0, save_at=[t1])
         self.span = float(t1) - float(t0)
         self.mu0: Measure = _bare(checks.instance(mu0, Measure, "mu0"))
@@ -180,13 +182,22 @@ def _merged(a: Tensor, k: int) -> Tensor:
 @singledispatch
 def _roots(mu: Measure) -> Tangent:
     """The square roots of the weights in the inner product of L2(mu), per coordinate."""
-    checks.fail("mu0", repr(mu), "flow maps have derivatives on Particles and Gaussians", "use one of these")
+    checks.fail(
+        "mu0",
+        repr(mu),
+        "flow maps have derivatives on Particles and Gaussians",
+        "pass Particles(*mu0.nodes())",
+    )
 
 
 @_roots.register(Particles)
 def _(mu: Particles) -> Tangent:
     checks.require(
-        not (mu.w <= 0).any(), "min(w)", 0.0, "a token without mass has no length in L2(mu)", "drop it"
+        not (mu.w <= 0).any(),
+        "min(w)",
+        0.0,
+        "a token without mass has no length in L2(mu)",
+        "pass mu.x[mu.w > 0], mu.w[mu.w > 0]",
     )
     return Tangent([mu.w.sqrt()[..., None].expand(mu.x.shape)])
 
@@ -277,11 +288,12 @@ def singular_values(
     Args:
         mu0, field, stepper, t1, dt, t0: as in `Propagator`.
         k: how many; multiple values are found as often as they occur, up to k times.
-        tol: residual over s_1 at which a pair counts as found; at least 100 rounding errors of the dtype of
+        tol: bound on ``residuals`` over s_1; at least 100 rounding errors of the dtype of
             mu0. Values are then right to about tol^2 s_1 over their relative gap to the next.
-        max_iter: limit on the rounds.
-        rng: for the start: a seed or a `numpy.random.Generator`.
-        on_failure: "raise" raises `ConvergenceError`, which carries the spectrum, if a member missed ``tol``.
+        max_iter: limit on the rounds; one is up to a few dozen runs, hence few.
+        rng: a seed or a `numpy.random.Generator`, for the start of the search.
+        on_failure: "raise" raises `ConvergenceError`, which carries the spectrum, if a member missed ``tol``;
+            "return" returns it.
 
     Reference: Golub and Van Loan 2013, "Matrix computations", Section 10.4.
 

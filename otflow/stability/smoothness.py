@@ -255,7 +255,12 @@ def adversarial_tokens(scores: Any, R: float, n: int, t: float = 0.0) -> Particl
     values, vectors = torch.linalg.eigh((A + A.mT) / 2)
     low, high = values[..., 0], values[..., -1]
     if not bool((torch.maximum(-low, high) > 0).all()):
-        checks.fail("A", A.tolist(), "x.Ax = 0 for every x: all tokens look alike", "choose another A")
+        checks.fail(
+            "A",
+            A.tolist(),
+            "x.Ax = 0 for every x: all tokens look alike",
+            "pass scores with a symmetric part, such as torch.eye(d)",
+        )
     up = (high > 8 * (-low).clamp(min=0.0))[..., None]
     u, v = R * vectors[..., -1], R * vectors[..., 0]
     first, rest = torch.where(up, u, -v), torch.where(up, u / 2, v)

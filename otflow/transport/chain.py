@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from otflow.base import checks
 from otflow.base.errors import ConvergenceError
+from otflow.base.progress import bar
 from otflow.measures import Gaussian, Measure, Particles, Quantiles
 from otflow.transport.bures.geometry import bures_wasserstein
 from otflow.transport.exact.conditional import conditional_wasserstein
@@ -34,15 +34,17 @@ def chain(
     warm, last = _takes_start(checks.function(of, "of")), None
     values: list[Tensor] = []
     failures: list[str] = []
-    for t, (mu, nu) in zip(ts, tqdm(pairs, total=len(ts), disable=not progress, unit="pair"), strict=True):
-        try:
-            last = of(mu, nu) if last is None else of(mu, nu, start=last)
-            value = getattr(last, "distance", None)
-        except ConvergenceError as error:
-            last, value = None, getattr(error.result, "distance", error.result)
-            failures.append(f"t = {t:g}: {error}")
-        values.append(_number(last if value is None else value, failed=last is None))
-        last = last if warm and value is not None else None
+    with bar(len(ts), "distances", "pairs", progress=progress) as shown:
+        for t, (mu, nu) in zip(ts, pairs, strict=True):
+            try:
+                last = of(mu, nu) if last is None else of(mu, nu, start=last)
+                value = getattr(last, "distance", None)
+            except ConvergenceError as error:
+                last, value = None, getattr(error.result, "distance", error.result)
+                failures.append(f"t = {t:g}: {error}")
+            values.append(_number(last if value is None else value, failed=last is None))
+            last = last if warm and value is not None else None
+            shown.update(1)
     out = torch.stack(torch.broadcast_tensors(*values))
     if failures:
         raise ConvergenceError(
@@ -94,6 +96,6 @@ def _number(value: Any, *, failed: bool) -> Tensor:
         return torch.from_numpy(array)
     if not failed:
         checks.fail(
-            "of(mu, nu)", f"{value!r:.60}", "a distance is a number or a tensor", "check the function"
+            "of(mu, nu)", f"{value!r:.60}", "a distance is a number or a tensor", "let of(mu, nu) return one"
         )
     return torch.tensor(torch.nan, dtype=torch.float64)

@@ -49,7 +49,12 @@ def pair(mu: Measure, nu: Measure) -> Pair:
     (x, w, space), (y, v, other) = atoms(mu, "mu"), atoms(nu, "nu")
     if space != other or x.shape[-1] != y.shape[-1]:
         rule = f"mu lives on {space} in dimension {x.shape[-1]}"
-        checks.fail("nu", f"{nu!r} in dimension {y.shape[-1]}", rule, "compare measures on one space")
+        checks.fail(
+            "nu",
+            f"{nu!r} in dimension {y.shape[-1]}",
+            rule,
+            f"compare in one space: pass nu with space={space} and {x.shape[-1]} coordinates",
+        )
     checks.alike(checks.finite(y, "nu.x"), "nu", checks.finite(x, "mu.x"), "mu")
     batch = common_batch(mu, nu)
     x, w, y, v = (merge(a.double(), batch, keep) for a, keep in ((x, 2), (w, 1), (y, 2), (v, 1)))
@@ -66,7 +71,9 @@ def merge(a: Tensor, batch: torch.Size, keep: int) -> Tensor:
 def common_batch(mu: Measure, nu: Measure) -> torch.Size:
     """The shape to which both batches broadcast."""
     rule = f"it does not broadcast with {tuple(mu.batch)} of mu"
-    return checks.common(mu.batch, nu.batch, "nu.batch", nu.batch, rule, "reshape one")
+    return checks.common(
+        mu.batch, nu.batch, "nu.batch", nu.batch, rule, "pass nu[0], one member, or as many as mu has"
+    )
 
 
 def places(count: Tensor) -> Tensor:

@@ -173,10 +173,14 @@ def kernel_values(kernel: Kernel, x: Tensor, y: Tensor) -> Tensor:
 def _trust(square: Tensor, size: Tensor) -> None:
     """Refuse what is not finite, and what is more negative than rounding can be."""
     if not bool(torch.isfinite(square).all()):
-        raise NotFiniteError("the kernel is not finite between atoms of the two measures", square)
+        raise NotFiniteError(
+            "the kernel is not finite between atoms of the two measures; let it be bounded, "
+            "such as GaussianKernel(1.0)",
+            square,
+        )
     if bool((square < -ROUNDINGS * torch.finfo(square.dtype).eps * size).any()):
         rule = "a positive definite kernel gives no negative squares"
-        remedy = "check the kernel; for distances pass their negative, as EnergyKernel does"
+        remedy = "pass GaussianKernel(1.0), say; of a distance its negative, as EnergyKernel() does"
         checks.fail("MMD^2", square.min().item(), rule, remedy)
 
 

@@ -93,7 +93,7 @@ def test_a_negative_eigenvalue_is_refused_at_every_scale(scale: float) -> None:
 
 
 def test_the_tolerance_for_negative_eigenvalues_can_be_relaxed() -> None:
-    assert of.Gaussian(np.zeros(2), cov=np.diag([1.0, -1e-6]), tol=1e-5).root[1, 1].item() == 0.0
+    assert of.Gaussian(np.zeros(2), cov=np.diag([1.0, -1e-6]), rtol=1e-5).root[1, 1].item() == 0.0
 
 
 def test_one_bad_member_of_a_batch_is_enough_for_refusal() -> None:

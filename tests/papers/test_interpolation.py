@@ -169,7 +169,7 @@ def test_the_ball_gate_is_open_inside_and_the_printed_one_outside() -> None:
 @pytest.mark.parametrize("shortcuts", [True, False])
 def test_three_overlapping_clouds_go_to_three_points_with_one_path(seed: int, shortcuts: bool) -> None:
     sources, targets = problem(seed)
-    path = it.interpolate(sources, targets, 1e-3, shortcuts=shortcuts)
+    path = it.interpolate(sources, targets, tol=1e-3, shortcuts=shortcuts)
     assert len(path.pieces) <= 30
     assert len(path.switches) == len(path.pieces) - 1
     for mu, y, error in zip(sources, targets, path.errors, strict=True):

@@ -176,7 +176,7 @@ def test_a_large_perturbation_is_improved_uphill() -> None:
     well = Given(lambda t, x: x - x**3)
     mu = of.Particles([[0.4], [1.0]])
     run: dict[str, Any] = {"t1": 3.0, "dt": 0.05, "size": 0.5}
-    still, moved = (adversary(mu, well, of.RK4(), **run, max_iter=k) for k in (1, 10))
+    still, moved = (adversary(mu, well, of.RK4(), **run, rounds=k) for k in (1, 10))
     assert moved.ratio.item() >= still.ratio.item() >= max(r.item() for r in still.observed.values())
     grid = np.linspace(0, 2 * np.pi, 721)
     offsets = torch.from_numpy(0.5 * math.sqrt(2) * np.stack([np.cos(grid), np.sin(grid)], -1))[..., None]
@@ -251,7 +251,7 @@ def test_tries_with_other_tokens_are_refused(bad: of.Particles) -> None:
         ({"p": 0.5}, "the order of a distance"),
         ({"size": 0.0}, "a distance > 0"),
         ({"stepper": of.Dopri5()}, "use RK4"),
-        ({"max_iter": 0}, "max_iter"),
+        ({"rounds": 0}, "rounds"),
         ({"tries": {"same": of.Particles([[0.0], [1.0]])}}, "at distance 0"),
         ({"mu0": of.Gaussian([0.0], root=[[1.0]])}, "Particles is needed"),
         ({"mu0": of.Particles([[0.0], [1.0]], [0.0, 1.0])}, "without mass"),

@@ -93,7 +93,9 @@ def _scaled(K: Polytope, size: float, z: Tensor) -> Polytope:
     """The polytope of z, from that of z / size."""
     volume = K.volume * torch.tensor(size, dtype=z.dtype) ** K.dimension
     if not bool(volume.isfinite()):
-        checks.fail("z", f"a cloud of size {size:.3g}", "its volume is beyond float64", "scale it down")
+        checks.fail(
+            "z", f"a cloud of size {size:.3g}", "its volume is beyond float64", f"pass z / {size:.0e}"
+        )
     return replace(K, vertices=z[K.index], volume=volume, offsets=K.offsets * size, origin=K.origin * size)
 
 
@@ -104,7 +106,9 @@ def _hull_of_order_one(z: Tensor) -> Polytope:
     r = int((s > max(FLAT * float(s[0]), NOISE * float(z.abs().max()) * math.sqrt(len(z)))).sum())
     if r > WIDEST:
         rule = f"hulls are found up to dimension {WIDEST}"
-        checks.fail("z", f"a cloud of dimension {r}", rule, "project it first")
+        checks.fail(
+            "z", f"a cloud of dimension {r}", rule, f"pass the first {WIDEST} coordinates, z[:, :{WIDEST}]"
+        )
     # In the plane itself its own axes are kept, so that no digit is lost in a rotation.
     basis = torch.eye(r, dtype=z.dtype) if r == z.shape[-1] else Vh[:r].mT
     if r < 2:
@@ -223,11 +227,11 @@ def _feet(K: Polytope, A: Tensor, k: int) -> Tensor:
     return between
 
 
-def distinct(values: Any, tol: float) -> Tensor:
-    """The means of the groups into which values fall: chains of neighbours at a distance of at most tol.
+def distinct(values: Any, radius: float) -> Tensor:
+    """The means of the groups into which values fall: chains of neighbours within ``radius``.
 
     Args:
-        values: (n,) numbers or (n, d) points; tol: >= 0.
+        values: (n,) numbers or (n, d) points; radius: >= 0.
 
     Returns the means, sorted, by the first coordinate first: (k,) or (k, d).
 
@@ -237,38 +241,43 @@ def distinct(values: Any, tol: float) -> Tensor:
     """
     values = checks.tensor(values, "values").detach().double()
     if values.ndim not in (1, 2) or 0 in values.shape:
-        checks.fail("values.shape", tuple(values.shape), "(n,) or (n, d) is needed", "reshape them")
-    if not (checks.number(tol, "tol") >= 0):
-        checks.fail("tol", tol, "a distance is >= 0", "choose another tol")
+        checks.fail(
+            "values.shape",
+            tuple(values.shape),
+            "(n,) or (n, d) is needed",
+            "pass a list of numbers or of points",
+        )
+    if not (checks.number(radius, "radius") >= 0):
+        checks.fail("radius", radius, "a distance is >= 0", f"pass radius={-radius:g}")
     x = values.reshape(len(values), -1).numpy()
     points, place = np.unique(x, axis=0, return_inverse=True)
-    many, group = _chains(points, float(tol))
+    many, group = _chains(points, float(radius))
     group = group[place.reshape(-1)]
     means = np.stack([np.bincount(group, c, many) for c in x.T], -1) / np.bincount(group)[:, None]
     means = means[np.lexsort(means.T[::-1])] + 0.0  # no -0
     return torch.from_numpy(means).reshape(many, *values.shape[1:])
 
 
-def _chains(x: Array, tol: float) -> tuple[int, Index]:
-    """How many chains of neighbours within tol there are, and the chain of each row of x (n, d), sorted.
+def _chains(x: Array, radius: float) -> tuple[int, Index]:
+    """How many chains of neighbours within radius there are, and the chain of each row of x (n, d), sorted.
 
-    All pairs of neighbours would be n^2 where tokens have met. So balls of radius tol / 2 are chosen that
+    All pairs of neighbours would be n^2 where tokens have met. So balls of half that radius are chosen that
     cover the points: each is in one chain, and there are few of them where there are many points. Two of them
     are joined by their centres or, if these are too far from each other, by their nearest members.
     """
-    if not tol:
+    if not radius:
         return len(x), np.arange(len(x))
     if x.shape[1] == 1:
-        group = np.concatenate([[0], np.cumsum(np.diff(x[:, 0]) > tol)])
+        group = np.concatenate([[0], np.cumsum(np.diff(x[:, 0]) > radius)])
         return int(group[-1]) + 1, group
-    ball, centres = _cover(x, tol / 2)
-    pairs = cKDTree(x[centres]).query_pairs(2 * tol * (1 + 1e-9), output_type="ndarray")
-    far = np.linalg.norm(x[centres[pairs[:, 0]]] - x[centres[pairs[:, 1]]], axis=-1) > tol
+    ball, centres = _cover(x, radius / 2)
+    pairs = cKDTree(x[centres]).query_pairs(2 * radius * (1 + 1e-9), output_type="ndarray")
+    far = np.linalg.norm(x[centres[pairs[:, 0]]] - x[centres[pairs[:, 1]]], axis=-1) > radius
     _, first = _joined(pairs[~far], len(centres))
     open_ = pairs[far & (first[pairs[:, 0]] != first[pairs[:, 1]])]
     order = np.argsort(ball, kind="stable")
     members = np.split(x[order], np.cumsum(np.bincount(ball))[:-1])
-    touching = np.array([_touch(members[a], members[b], tol) for a, b in open_], dtype=bool)
+    touching = np.array([_touch(members[a], members[b], radius) for a, b in open_], dtype=bool)
     many, group = _joined(np.concatenate([pairs[~far], open_[touching]]), len(centres))
     return many, group[ball]
 
@@ -292,12 +301,12 @@ def _joined(pairs: Index, n: int) -> tuple[int, Index]:
     return int(many), group
 
 
-def _touch(a: Array, b: Array, tol: float) -> bool:
-    """Whether some point of a is within tol of one of b."""
+def _touch(a: Array, b: Array, radius: float) -> bool:
+    """Whether some point of a is within radius of one of b."""
     if len(a) == len(b) == 1:
         return False  # both are centres, and these are too far from each other
     few, lots = (a, b) if len(a) < len(b) else (b, a)
-    return bool(cKDTree(lots).query(few)[0].min() <= tol)
+    return bool(cKDTree(lots).query(few)[0].min() <= radius)
 
 
 def matrix(
@@ -314,5 +323,5 @@ def _in_dimension(x: Any, name: str, d: int) -> Tensor:
     out: Tensor = checks.tensor(x, name).double()
     if not out.ndim or out.shape[-1] != d:
         rule = f"the last axis must have length d = {d}"
-        checks.fail(f"{name}.shape", tuple(out.shape), rule, f"reshape {name}")
+        checks.fail(f"{name}.shape", tuple(out.shape), rule, f"pass {name} with {d} coordinates")
     return out

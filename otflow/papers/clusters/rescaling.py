@@ -155,7 +155,7 @@ def _resolved(t: float, mu: Any, Q: Tensor, K: Tensor, V: Tensor, *, way: bool =
     if first <= t or _blur(t, mu, Q, K, V) > BLUR:
         end = min(first, horizon(mu, Q, K, V))
         rule = f"float64 rounds them by more than {BLUR:g} from t = {end:.4g} on"
-        checks.fail("t", t, f"scores grow like exp(2 lambda t), and {rule}", "end earlier")
+        checks.fail("t", t, f"scores grow like exp(2 lambda t), and {rule}", f"pass t={end:.4g} or less")
 
 
 # --- the attention matrix ------------------------------------------------------------------------------
@@ -184,25 +184,25 @@ def attention_matrix(t: float, mu: Any, Q: Any, K: Any, V: Any) -> Tensor:
     return torch.cat([kernels.attend(q[..., r, :], k, eye, bias)[0] for r in rows], -2)
 
 
-def undecided(P: Any, tol: float = 1e-6) -> Tensor:
-    """Rows with an entry in (tol, 1 - tol), (*batch, n): the tokens that attend to more than one other.
+def undecided(P: Any, *, atol: float = 1e-6) -> Tensor:
+    """Rows with an entry in (atol, 1 - atol), (*batch, n): the tokens that attend to more than one other.
 
     >>> from otflow.papers.clusters import undecided
     >>> undecided([[1.0, 0.0], [0.5, 0.5]])
     tensor([False,  True])
     """
     P = _stochastic(P)
-    return (torch.minimum(P, 1 - P) > checks.positive(tol, "tol")).any(-1)
+    return (torch.minimum(P, 1 - P) > checks.positive(atol, "atol")).any(-1)
 
 
-def is_boolean(P: Any, tol: float = 1e-6) -> Tensor:
-    """Whether every entry is within tol of 0 or 1, (*batch,).
+def is_boolean(P: Any, *, atol: float = 1e-6) -> Tensor:
+    """Whether every entry is within atol of 0 or 1, (*batch,).
 
     >>> from otflow.papers.clusters import is_boolean
     >>> is_boolean([[1.0, 0.0], [1e-9, 1.0]]).item()
     True
     """
-    return ~undecided(P, tol).any(-1)
+    return ~undecided(P, atol=atol).any(-1)
 
 
 def boolean_limit(P: Any) -> Tensor:
@@ -217,18 +217,18 @@ def boolean_limit(P: Any) -> Tensor:
     return torch.nn.functional.one_hot(P.argmax(-1), P.shape[-1]).double()
 
 
-def rank(P: Any, *, tol: float = 1e-6) -> Tensor:
-    """The number of singular values above tol times the largest, (*batch,), integers.
+def rank(P: Any, *, rtol: float = 1e-6) -> Tensor:
+    """The number of singular values above rtol times the largest, (*batch,), integers.
 
     Singular values of a Boolean P are the roots of the numbers of tokens that attend to each leader, at least
-    n^(-1/2) of the largest: for such P and n < 1/tol^2, it is the rank, and the number of leaders.
+    n^(-1/2) of the largest: for such P and n < 1/rtol^2, it is the rank, and the number of leaders.
 
     >>> from otflow.papers.clusters import rank
     >>> rank([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]).item()
     2
     """
     s = torch.linalg.svdvals(_stochastic(P))
-    many: Tensor = (s > checks.positive(tol, "tol") * s[..., :1]).sum(-1)
+    many: Tensor = (s > checks.positive(rtol, "rtol") * s[..., :1]).sum(-1)
     return many
 
 
@@ -247,9 +247,11 @@ def leaders(P: Any, *, least: float = 0.5) -> Tensor:
 def _stochastic(P: Any) -> Tensor:
     out: Tensor = checks.tensor(P, "P").double()
     if out.ndim < 2 or out.shape[-1] != out.shape[-2]:
-        checks.fail("P.shape", tuple(out.shape), "(*batch, n, n) is needed", "pass attention_matrix(...)")
+        checks.fail(
+            "P.shape", tuple(out.shape), "(*batch, n, n) is needed", "pass attention_matrix(t, x, Q, K, V)"
+        )
     if bool((out < 0).any()) or bool(((out.sum(-1) - 1).abs() > 1e-6).any()):
-        checks.fail("P", "a matrix", "rows are >= 0 and sum to one", "pass attention_matrix(...)")
+        checks.fail("P", "a matrix", "rows are >= 0 and sum to one", "pass attention_matrix(t, x, Q, K, V)")
     return out
 
 
@@ -301,7 +303,7 @@ def pair_limit(height: Any) -> Tensor:
     """
     y: Tensor = checks.tensor(height, "height").double()
     if bool((y < 0.03).any()):
-        checks.fail("min(height)", float(y.min()), "it must be >= 0.03", "choose another height")
+        checks.fail("min(height)", float(y.min()), "it must be >= 0.03", "pass heights of 0.03 or more")
     shrink = [_exponent(a) for a in y.square().flatten().tolist()]
     return y * torch.exp(-torch.tensor(shrink, dtype=torch.float64).reshape(y.shape))
 
@@ -319,5 +321,5 @@ def _particles(x: Any, d: int) -> Particles:
     """Tokens in float64, in dimension d; a measure keeps its weights."""
     given = x if isinstance(x, Particles) else Particles(x)
     if given.d != d:
-        checks.fail("x.shape", tuple(given.x.shape), f"V has d = {d} columns", "resize one of them")
+        checks.fail("x.shape", tuple(given.x.shape), f"V has d = {d} columns", f"pass x with {d} coordinates")
     return Particles(given.x.double(), None if given.uniform else given.w.double())

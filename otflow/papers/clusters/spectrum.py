@@ -32,7 +32,7 @@ def metric(Q: Any, K: Any) -> Tensor:
     """
     Q, K = (matrix(M, name) for M, name in ((Q, "Q"), (K, "K")))
     if Q.shape != K.shape:
-        checks.fail("Q.shape, K.shape", (tuple(Q.shape), tuple(K.shape)), "they must agree", "resize one")
+        checks.fail("Q.shape, K.shape", (tuple(Q.shape), tuple(K.shape)), "they must agree", "pass K=Q, say")
     M = Q.mT @ K
     S = (M + M.mT) / 2
     size, least, skew = (
@@ -74,7 +74,7 @@ def hyperplanes(Q: Any, K: Any, V: Any) -> Hyperplanes:
     score = float((Q @ out.direction) @ (K @ out.direction))
     if score <= 0:
         rule = "it must be > 0 for the leading eigenvector phi of V"
-        checks.fail("<Q phi, K phi>", score, rule, "choose other Q, K")
+        checks.fail("<Q phi, K phi>", score, rule, "pass K=Q, for which it is |Q phi|^2, or K=-K")
     return out
 
 
@@ -109,7 +109,7 @@ def directions(Q: Any, K: Any, V: Any) -> Directions:
         gap = float(torch.linalg.matrix_norm(M @ basis, 2) / size)
         if gap > ALIKE:
             rule = "V must be paranormal: lambda I on F, and F orthogonal to G"
-            remedy = "choose another V, or hyperplanes(Q, K, V) if the leading eigenvalue is simple"
+            remedy = "pass (V + V^T) / 2, or call hyperplanes(Q, K, V) if the leading eigenvalue is simple"
             checks.fail(f"|{name}| / |V|", gap, rule, remedy)
     return Directions(torch.tensor(float(lead), dtype=V.dtype), basis)
 
@@ -126,8 +126,8 @@ def _leading(values: Any, V: Tensor, *, once: bool) -> int:
             "eigenvalues of V",
             np.array2string(values, precision=4),
             f"the leading one must be real, > 0{', simple' * once} and larger than the others in modulus",
-            "choose another V"
-            + ", or directions(Q, K, V) if the leading one has several independent eigenvectors" * once,
+            "pass V + c I with a c that makes it so, or -V"
+            + ", or call directions(Q, K, V) if the leading one has several independent eigenvectors" * once,
         )
     return first
 
@@ -138,5 +138,5 @@ def weights(Q: Any, K: Any, V: Any) -> tuple[Tensor, Tensor, Tensor]:
     d = V.shape[-1]
     if V.shape[0] != d or Q.shape != K.shape or Q.shape[-1] != d:
         shapes, rule = tuple(tuple(M.shape) for M in (Q, K, V)), "(k, d), (k, d) and (d, d) are needed"
-        checks.fail("Q.shape, K.shape, V.shape", shapes, rule, "resize or transpose them")
+        checks.fail("Q.shape, K.shape, V.shape", shapes, rule, f"pass Q and K with {d} columns")
     return Q, K, V

@@ -13,7 +13,7 @@ from scipy.special import softmax
 from torch import Tensor
 
 from otflow.base import checks
-from otflow.base.numbers import Array, at_least_zero, insist, numbers, tensor
+from otflow.base.numbers import Array, at_least_zero, between, insist, numbers, tensor
 from otflow.base.spaces import Sphere
 from otflow.base.tangent import Tangent
 from otflow.dynamics.flow import flow
@@ -65,7 +65,13 @@ def equal_angles(gamma: Any, n: int) -> Array:
     """Numbers in (-1/(n - 1), 1], the inner products that n tokens can have at equal angles."""
     (values,) = numbers(gamma=gamma)
     rule = f"{n} tokens have equal inner products in (-1/{n - 1}, 1]"
-    insist((values > -1 / (n - 1)) & (values <= 1), "gamma", values, rule, "choose another gamma")
+    insist(
+        (values > -1 / (n - 1)) & (values <= 1),
+        "gamma",
+        values,
+        rule,
+        f"pass gamma in (-1/{n - 1}, 1], 0.0 say",
+    )
     return values
 
 
@@ -96,7 +102,8 @@ def simplex_ratios(
         gamma: in (-1/(n - 1), 1], any shape; n: number of tokens, >= 2.
         b: beta sigma_A^2 sqrt(d), see `GaussianWeights.logit_scale`, >= 0.
         d: dimension, or infinity.
-        samples, rng: for g; every gamma sees the same numbers, so that g is smooth.
+        samples: how many, for g; every gamma sees the same numbers, so that g is smooth.
+        rng: a seed or a `numpy.random.Generator`, for these samples.
 
     >>> from otflow.papers.homogenized import simplex_ratios
     >>> simplex_ratios(0.0, 8, 0.0).f.item(), simplex_ratios(0.0, 8, 0.0).g.item()
@@ -172,7 +179,7 @@ def simplex_velocity(gamma: Any, f: Any, g: Any, d: float = math.inf) -> Tensor:
     Reference: Koubbi, Geshkovski, Rigollet 2026, arXiv 2604.01978, on simplex data; exact in d, ours.
     """
     gamma, f, g = numbers(gamma=gamma, f=f, g=g)
-    insist(np.abs(gamma) <= 1, "gamma", gamma, "a cosine is in [-1, 1]", "choose another gamma")
+    between(-1, 1, np.abs(gamma) <= 1, "gamma", gamma, "a cosine is in [-1, 1]")
     if d != math.inf:
         chi_rule(d)
     drawn = (1 - (2 - gamma**2) / d) * (gamma + (1 - gamma) * g)
@@ -257,7 +264,7 @@ def logistic(t: Any, u0: Any) -> Tensor:
     """
     t, u0 = numbers(t=t, u0=u0)
     at_least_zero(t, "t")
-    insist((u0 >= 0) & (u0 <= 1), "u0", u0, "a mean overlap |mean of x|^2 is in [0, 1]", "choose another u0")
+    between(0, 1, (u0 >= 0) & (u0 <= 1), "u0", u0, "a mean overlap |mean of x|^2 is in [0, 1]")
     return tensor(u0 / np.where(u0 > 0, u0 + (1 - u0) * np.exp(-t), 1.0))
 
 
@@ -283,7 +290,7 @@ def aligned_probability(u0: Any) -> Tensor:
 
 def _cosines(u0: Any) -> Array:
     (values,) = numbers(u0=u0)
-    insist(np.abs(values) <= 1, "u0", values, "an overlap is in [-1, 1]", "choose another u0")
+    between(-1, 1, np.abs(values) <= 1, "u0", values, "an overlap is in [-1, 1]")
     return values
 
 
@@ -304,7 +311,8 @@ def low_temperature_paths(
     Args:
         u0: overlaps at time zero, a list or a number, in (-1, 1).
         t: increasing times >= 0, the clock of `chain` over d.
-        samples, rng, dt, c: number of paths, seed, step, and the c above.
+        samples, dt, c: number of paths, step, and the c above.
+        rng: a seed or a `numpy.random.Generator`.
 
     >>> from otflow.papers.homogenized import low_temperature_paths
     >>> u = low_temperature_paths([0.0, 0.5], [1.0, 20.0], samples=500, rng=0)
@@ -315,7 +323,12 @@ def low_temperature_paths(
     insist(np.abs(start) < 1, "u0", start, "tokens at an end stay there", "choose u0 in (-1, 1)")
     at_least_zero(times, "t")
     if start.ndim != 1 or times.ndim != 1 or not times.size or (np.diff(times) <= 0).any():
-        checks.fail("u0, t", (start.shape, times.shape), "two lists, t increasing, are needed", "sort t")
+        checks.fail(
+            "u0, t",
+            (start.shape, times.shape),
+            "two lists, t increasing, are needed",
+            "pass u0=[...], t=np.sort(t)",
+        )
     y = np.broadcast_to(np.arctanh(start), (checks.count(samples, "samples"), start.size))
     later = times[times > 0]
     kept = [y] * int(times[0] == 0)

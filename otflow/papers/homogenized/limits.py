@@ -39,7 +39,7 @@ def s_matrix(x: Any, *, weights: GaussianWeights, beta: float, draws: int = 1024
         x: tokens (*batch, n, d) on the sphere.
         weights, beta: as in `chain`.
         draws: of A, for each member of the batch; the error is that of a mean of so many numbers in [-1, 1].
-        rng: a seed or a generator.
+        rng: a seed or a `numpy.random.Generator`.
 
     >>> import torch
     >>> from otflow.papers.homogenized import GaussianWeights, s_matrix
@@ -59,7 +59,7 @@ def s_matrix(x: Any, *, weights: GaussianWeights, beta: float, draws: int = 1024
             m = barycentres(weights, flat, beta, min(step, total - k), source, ambient=False)
             out += (m @ m.mT).sum(1)
     if not bool(torch.isfinite(out).all()):
-        raise NotFiniteError("s is not finite (scores overflow); choose a smaller beta.", out)
+        raise NotFiniteError("s is not finite (scores overflow); pass beta={beta / 10:g}.", out)
     return (out / total).reshape(*x.shape[:-1], x.shape[-2])
 
 
@@ -144,7 +144,7 @@ class ExpectedAttention(VelocityField):
         beta: inverse temperature >= 0.
         draws: size of the bank, if A is random. The field differs from its mean by O(draws^-1/2): with 256
             heads, overlaps along a run were seen to differ by up to 0.03 from one seed to another.
-        rng: a seed or a generator.
+        rng: a seed or a `numpy.random.Generator`.
 
     >>> from otflow import Particles, Sphere
     >>> from otflow.papers.homogenized import ExpectedAttention, GaussianWeights
@@ -179,7 +179,7 @@ def spherical(mu: Measure, weights: GaussianWeights) -> Tensor:
     """The tokens of mu, if they are on the sphere and equal in weight and dimension."""
     if not (isinstance(mu, Particles) and isinstance(mu.space, Sphere) and mu.uniform):
         rule = "Particles(x, space=Sphere()) of equal weights are needed"
-        checks.fail("mu", repr(mu), rule, "make such particles")
+        checks.fail("mu", repr(mu), rule, "pass Particles(x / x.norm(dim=-1, keepdim=True), space=Sphere())")
     of_dimension(weights, mu.d)
     return mu.x
 
@@ -333,7 +333,7 @@ def sde(
     >>> from otflow.papers.homogenized import GaussianWeights, sde
     >>> law = GaussianWeights(3)
     >>> sde(torch.eye(3), weights=law, beta=1.0, t1=0.2, dt=0.1, rng=0, samples=4).final
-    Particles(n=3, d=3, batch=(4,), space=Sphere(tol=1e-06))
+    Particles(n=3, d=3, batch=(4,), space=Sphere(atol=1e-06))
     """
     rng, mu = checks.generator(rng), Particles(tokens(x0, samples), space=Sphere())
     field = ExpectedAttention(weights, beta, draws=bank, rng=rng)

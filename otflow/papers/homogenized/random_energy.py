@@ -124,7 +124,12 @@ def _double_exponential(d: int, step: float = 0.07) -> tuple[Array, Array]:
 def dimension(d: float) -> int:
     """A whole number >= 1; floats such as 64.0 will do."""
     if not checks.number(d, "d") >= 1 or d != int(d):
-        checks.fail("d", d, "a dimension is a whole number >= 1, or math.inf", "choose another d")
+        checks.fail(
+            "d",
+            d,
+            "a dimension is a whole number >= 1, or math.inf",
+            f"pass d={max(1, round(d))}" if math.isfinite(d) else "pass d=64",
+        )
     return int(d)
 
 
@@ -197,7 +202,12 @@ def collapse_diagram(
     sigma = 1 / math.sqrt(d) if sigma_A is None else checks.positive(sigma_A, "sigma_A")
     (betas,), (lengths,) = numbers(beta=beta), numbers(n=n)
     if betas.ndim != 1 or lengths.ndim != 1:
-        checks.fail("shapes of beta, n", (betas.shape, lengths.shape), "two lists are needed", "pass lists")
+        checks.fail(
+            "shapes of beta, n",
+            (betas.shape, lengths.shape),
+            "two lists are needed",
+            "pass beta=[...], n=[...]",
+        )
     positive(lengths, "n")
     b, n = np.broadcast_arrays(betas[:, None] * sigma**2 * math.sqrt(d), lengths)
     f = participation(b, n, d=d if finite else math.inf)

@@ -188,7 +188,7 @@ def chain(
         x0: tokens (*batch, n, d) on the sphere, or `Particles`.
         weights: `GaussianWeights`, or any function (rng, shape) -> V, A, both (*shape, d, d).
         beta, eta, heads, layers: inverse temperature >= 0, step > 0, heads and layers >= 1.
-        rng: a seed or a generator.
+        rng: a seed or a `numpy.random.Generator`.
         samples: so many independent copies of x0, as a new first axis.
         antithetic: members 2j and 2j + 1 of the flattened batch get opposite G in V (Gaussian weights).
         save_at: increasing numbers of layers in [0, layers] to save at; by default 0 and the last.
@@ -226,7 +226,8 @@ def _run(
         kept.append(x)
         if not bool(((x.norm(dim=-1) - 1).abs() < 1e-6).all()):  # 0 if the norm overflows
             raise NotFiniteError(
-                f"tokens are not finite after {at} layers (scores or values overflow); rescale the weights.",
+                f"tokens are not finite after {at} layers (scores or values overflow); "
+                "divide sigma_V or eta by 10.",
                 torch.stack(kept),
             )
     return torch.stack(kept)
@@ -238,8 +239,10 @@ def _saves(save_at: Sequence[int] | None, layers: int) -> list[int]:
     saves = checks.tensor(save_at, "save_at").detach().double().flatten().numpy()
     rule = f"increasing whole numbers in [0, {layers}] are needed"
     if not saves.size or (np.diff(saves) <= 0).any() or (saves % 1 != 0).any():
-        checks.fail("save_at", f"{saves.tolist()!s:.60}", rule, "sort them")
-    numbers.insist((saves >= 0) & (saves <= layers), "save_at", saves, rule, "choose others")
+        checks.fail("save_at", f"{saves.tolist()!s:.60}", rule, f"pass save_at=[0, {layers}], say")
+    numbers.insist(
+        (saves >= 0) & (saves <= layers), "save_at", saves, rule, f"pass save_at=[0, {layers}], say"
+    )
     return [int(k) for k in saves]
 
 

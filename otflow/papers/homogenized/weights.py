@@ -86,7 +86,12 @@ def _deviation(value: float | None, name: str, d: int) -> float:
     if value is None:
         return 1 / math.sqrt(d)
     if not 0 <= checks.number(value, name) <= LARGEST:
-        checks.fail(name, value, f"a deviation is in [0, {LARGEST:g}]", "choose another")
+        checks.fail(
+            name,
+            value,
+            f"a deviation is in [0, {LARGEST:g}]",
+            f"pass {name}={1 / math.sqrt(d):.3g}, which is 1 / sqrt(d)",
+        )
     return float(value)
 
 
@@ -97,7 +102,12 @@ def _mean(value: Any, name: str, d: int) -> Tensor | None:
     if M.ndim == 0:
         M = M * torch.eye(d, dtype=torch.float64)
     if M.shape != (d, d):
-        checks.fail(f"{name}.shape", tuple(M.shape), f"a number or ({d}, {d}) is needed", "reshape it")
+        checks.fail(
+            f"{name}.shape",
+            tuple(M.shape),
+            f"a number or ({d}, {d}) is needed",
+            f"pass a number c for c I, or {name} of shape ({d}, {d})",
+        )
     return M if bool((M != 0).any()) else None
 
 
@@ -113,7 +123,7 @@ def normal(rng: np.random.Generator, shape: Sequence[int]) -> Tensor:
 def inverse_temperature(beta: float) -> float:
     """beta >= 0."""
     if not checks.number(beta, "beta") >= 0:
-        rule, remedy = "an inverse temperature is >= 0", "choose another beta; A may have any sign"
+        rule, remedy = "an inverse temperature is >= 0", f"pass beta={-beta:g} and -A: A may have any sign"
         checks.fail("beta", beta, rule, remedy)
     return float(beta)
 

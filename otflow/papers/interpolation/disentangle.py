@@ -53,7 +53,9 @@ def to_cap(b: Builder, least: float) -> None:
     if radius < least:
         what, found = "largest hole in the supports of the sources", f"a ball of radius {radius:.3g}"
         rule = f"the construction drives everything away from a common hole of radius {least:g}"
-        checks.fail(what, found, rule, "move the sources, or lower least_hole")
+        checks.fail(
+            what, found, rule, f"pass least_hole={radius / 2:.3g}, or sources that leave a larger one"
+        )
     time = math.log(math.tan((math.pi - radius) / 2) / math.tan(CAP / 2))
     if time > 0:
         b.run(SpherePiece(time, -omega, speed=1.0, phase="to a cap"))
@@ -74,7 +76,8 @@ def uncolinear(b: Builder) -> None:
     if _angle(b.means()) < 1e-3:
         raise fail(
             f"two sources have barycentres at an angle of {_angle(b.means()):.1e}, and no gate on a ball "
-            "drives these apart: the sources are too much alike to be told apart by their means"
+            "drives these apart: the sources are too much alike to be told apart by their means; "
+            "move points of one of them"
         )
 
 
@@ -164,8 +167,8 @@ def _aside(b: Builder, i: int, e: Array, level: float, alphas: Array, *, atoms: 
     if height >= low - 1e-3:
         raise fail(
             f"source {i} cannot be told from the others by a gate: attention leaves points of another at "
-            f"{height:.3g} along its barycentre, where its own lowest has {low:.3g}; sources of smaller "
-            "diameter, or barycentres farther apart, are needed"
+            f"{height:.3g} along its barycentre, where its own lowest has {low:.3g}; pass sources of "
+            "smaller diameter, or with barycentres farther apart"
         )
     return SpherePiece(time, first, gain=1.0, phase=f"disentangle {i}")
 

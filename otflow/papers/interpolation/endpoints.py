@@ -45,7 +45,12 @@ def dimension(mu: Any, name: str) -> Particles:
         rule = "measures on the unit sphere are needed"
         checks.fail(f"{name}.space", mu.space, rule, "pass space=Sphere()")
     if mu.batch:
-        checks.fail(f"{name}.x.shape", tuple(mu.x.shape), "one measure is needed, (n, d)", "pass one by one")
+        checks.fail(
+            f"{name}.x.shape",
+            tuple(mu.x.shape),
+            "one measure is needed, (n, d)",
+            f"pass {name}[0], {name}[1], ... in a list",
+        )
     if mu.d < 3:
         rule = "on a circle points cannot pass each other, so that their order stays; d >= 3 is needed"
         checks.fail(f"{name}.d", mu.d, rule, "embed the circle in a sphere of R^3")
@@ -89,9 +94,14 @@ def _target(value: Any, name: str, mu: Particles) -> Target:
         x, w = on_sphere(value, name)[None], np.ones(1)
     if x.shape[1] != mu.d:
         rule = f"the sources have d = {mu.d}"
-        checks.fail(f"{name}.d", x.shape[1], rule, "pass a target in the same space")
+        checks.fail(f"{name}.d", x.shape[1], rule, f"pass a target with {mu.d} coordinates")
     if len(x) > MOST:
-        checks.fail(f"{name}.n", len(x), f"a target of at most {MOST} atoms is needed", "take fewer atoms")
+        checks.fail(
+            f"{name}.n",
+            len(x),
+            f"a target of at most {MOST} atoms is needed",
+            f"pass the first {MOST} atoms, or call interpolate for parts of the target",
+        )
     if len(x) > (points := int((mu.w > 0).sum())):
         rule = f"its source has {points} points"
         checks.fail(f"{name}.n", len(x), rule, "take fewer atoms, or more points")
@@ -109,10 +119,17 @@ def on_sphere(value: Any, name: str) -> Array:
     """One point (d,) of the sphere, cleaned of rounding."""
     point = checks.tensor(value, name).detach().cpu().double()
     if point.ndim != 1 or not len(point):
-        checks.fail(f"{name}.shape", tuple(point.shape), "one point (d,) is needed", "pass one")
+        checks.fail(
+            f"{name}.shape",
+            tuple(point.shape),
+            "one point (d,) is needed",
+            f"pass {name}[0], or Particles({name}, space=Sphere()) for several",
+        )
     length = float(point.norm())
     if abs(length - 1) > 1e-6:
-        checks.fail(f"|{name}|", length, "points lie on the unit sphere within 1e-6", "normalise it")
+        checks.fail(
+            f"|{name}|", length, "points lie on the unit sphere within 1e-6", f"pass {name} / {length:.6g}"
+        )
     out: Array = (point / length).numpy()
     return out
 

@@ -39,11 +39,16 @@ def ball(z: Any, R: float, time: float = 1.0, *, towards: Any = None, phase: str
     Reference: Geshkovski, Rigollet, Ruiz-Balet 2026, eq. (B.4) with U = 1 z^T, b = -cos R.
     """
     if checks.positive(R, "R") >= math.pi:
-        checks.fail("R", R, "the radius of a ball on the sphere is below pi", "choose another R")
+        checks.fail("R", R, "the radius of a ball on the sphere is below pi", "pass R=1.0, say")
     centre = on_sphere(z, "z")
     pole = centre if towards is None else on_sphere(towards, "towards")
     if len(pole) != len(centre):
-        checks.fail("len(towards)", len(pole), f"z has {len(centre)} entries", "pass as many")
+        checks.fail(
+            "len(towards)",
+            len(pole),
+            f"z has {len(centre)} entries",
+            "pass a point of the same sphere, or leave towards out",
+        )
     time = checks.positive(time, "time")
     return SpherePiece(time, pole, speed=1.0, a=centre, c=-math.cos(R), phase=phase)
 
@@ -107,7 +112,8 @@ def _insist(low: float, heights: Array, i: int) -> None:
     high = float(heights.max(initial=-1.0))
     if high >= low - 1e-6:
         raise fail(
-            f"source {i}: no gate parts what is to be gathered from the rest ({low:.3g} and {high:.3g})"
+            f"source {i}: no gate parts what is to be gathered from the rest ({low:.3g} and {high:.3g}); "
+            "sources of smaller diameter can be gathered: pass Particles(...) nearer to one point each"
         )
 
 
@@ -138,6 +144,9 @@ def _slice(
     cuts = np.flatnonzero(h[:-1] - h[1:] > TIED)
     cuts = cuts[: max(0, len(cuts) - later + 1)]
     if not len(cuts):
-        raise fail(f"source {i} has too few distinct points to be cut into the atoms of its target")
+        raise fail(
+            f"source {i} has too few distinct points to be cut into the atoms of its target; pass a target "
+            "of fewer atoms, or a source of more distinct points"
+        )
     k = int(cuts[np.abs(total[cuts] - mass).argmin()])
     return left[order[: k + 1]], float(h[k] + h[k + 1]) / 2

@@ -57,7 +57,7 @@ def match(b: Builder, jobs: list[Job], *, shortcuts: bool) -> None:
         if way.margin < LEAST:
             raise fail(
                 "no gate brings any of the clusters to its target without moving another, the best has "
-                f"{way.margin:.1e} to spare; targets farther apart are needed"
+                f"{way.margin:.1e} to spare; move targets[i] apart from each other"
             )
         before = list(b.x)
         for piece in way.pieces:

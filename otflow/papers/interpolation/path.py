@@ -140,8 +140,8 @@ class Path:
 def interpolate(
     sources: Sequence[Particles],
     targets: Any,
-    tol: float = 1e-3,
     *,
+    tol: float = 1e-3,
     margin: float = 0.1,
     least_hole: float = 0.1,
     shortcuts: bool = True,
@@ -152,14 +152,14 @@ def interpolate(
     Args:
         sources: N measures, `Particles` on `Sphere()` in R^d, d >= 3, of any sizes and weights.
         targets: N points on the sphere, (N, d), or a list of points and measures of few atoms.
-        tol: the largest angle, in radians, that may remain between a point and its atom, at most 0.1;
+        tol: bound on `errors`, angles in radians that remain between points and their atoms, at most 0.1;
             targets nearer to each other than half of it count as one.
         margin: how far from the edge of a gate points are to be while measures are disentangled, where this
             can be had; a path with large margins also serves fresh samples of the same laws.
         least_hole: radius of the smallest hole in the supports that counts as one.
         shortcuts: False brings points to their targets as Prop. 4.2 does, with five pieces each or more,
             also where one or two gates are enough.
-        rng: seed or generator for the directions that are tried.
+        rng: a seed or a `numpy.random.Generator`, for the directions that are tried.
 
     A target of M atoms needs a source that can be cut: masses come as near as its points allow, and are
     reported. Sources alike in all points cannot have different targets. `ConvergenceError` says which step
@@ -180,7 +180,7 @@ def interpolate(
     aims = targets_of(targets, mus)
     tol, margin = checks.positive(tol, "tol"), checks.positive(margin, "margin")
     if tol > LARGEST:
-        checks.fail("tol", tol, f"at most {LARGEST:g} is needed, an angle", "choose another tol")
+        checks.fail("tol", tol, f"at most {LARGEST:g} is needed, an angle", f"pass tol={LARGEST:g} or less")
     least_hole, seed = checks.positive(least_hole, "least_hole"), checks.generator(rng)
     checks.instance(shortcuts, bool, "shortcuts")
     chosen = same(mus, aims)

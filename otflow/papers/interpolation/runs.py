@@ -58,8 +58,8 @@ def build(many: int) -> InterpolationRuns:
     small, large, fresh = clouds(60, 0), clouds(many, 1), clouds(many, 2)
     places = unit(np.random.default_rng(4).standard_normal((3, 3, 3)))
     targets = [of.Particles(atoms, w=MASSES, space=of.Sphere()) for atoms in places]
-    path, paper = (it.interpolate(small, TARGETS, TOL, shortcuts=s) for s in (True, False))
-    atoms, points = (it.interpolate(large, aims, TOL) for aims in (targets, TARGETS))
+    path, paper = (it.interpolate(small, TARGETS, tol=TOL, shortcuts=s) for s in (True, False))
+    atoms, points = (it.interpolate(large, aims, tol=TOL) for aims in (targets, TARGETS))
     return InterpolationRuns(small, path, paper, atoms, targets, points, fresh)
 
 
@@ -78,7 +78,7 @@ def _counted(d: int, N: int, seed: int) -> tuple[int, int, float]:
     sources = [ball(40, c, rng) for c in centres]
     targets = unit(rng.standard_normal((N, d)))
     try:
-        one, other = (it.interpolate(sources, targets, TOL, shortcuts=s) for s in (True, False))
+        one, other = (it.interpolate(sources, targets, tol=TOL, shortcuts=s) for s in (True, False))
     except of.errors.ConvergenceError:
         return 0, 0, math.inf
     return len(one.pieces), len(other.pieces), max(one.errors.max(), other.errors.max())

@@ -285,7 +285,7 @@ def asymptotic_constant(b: Any) -> Tensor:
     tensor(0.3898, dtype=torch.float64)
     """
     (b,) = numbers.tensors(b=b)
-    numbers.insist((b > 0) & (b < 2), "b", b, "beta = n^b with 0 < b < 2", "choose b in between")
+    numbers.insist((b > 0) & (b < 2), "b", b, "beta = n^b with 0 < b < 2", "pass b=1.0, say")
     constant: Tensor = 2 * NOISE * ((2 / b - 1).sqrt() - (2 / b - 3).clamp(min=0.0).sqrt())
     return constant
 

@@ -178,7 +178,8 @@ def prompts(
     The theory is that of the continuous law; M words have the same Fourier modes up to M - 1.
 
     Args:
-        N: number of tokens; M: number of words; rng: a generator or a seed; batch: how many prompts.
+        N: number of tokens; M: number of words; batch: how many prompts.
+        rng: a seed or a `numpy.random.Generator`.
 
     >>> from otflow.papers.lost_in_the_middle import angles, prompts
     >>> import numpy as np
@@ -274,7 +275,10 @@ def _pair(theta0: Any, reader: Any) -> tuple[Tensor, Tensor]:
     if theta0.ndim != 2 or len(theta0) < 2 or reader.shape != theta0.shape[:1]:
         shapes = (tuple(theta0.shape), tuple(reader.shape))
         checks.fail(
-            "theta0.shape, reader.shape", shapes, "(B, N) and (B,) with B >= 2 are needed", "reshape them"
+            "theta0.shape, reader.shape",
+            shapes,
+            "(B, N) and (B,) with B >= 2 are needed",
+            "call prompts(N, rng=0, batch=B) for theta0",
         )
     return theta0, reader
 

@@ -85,7 +85,7 @@ class Correlations(NamedTuple):
         Y, k = depth(sigma, sigma0, lam).numpy()[..., None], log_graphon(sigma, sigma0, lam)[..., None]
         with np.errstate(over="ignore"):
             share = np.exp(special.xlogy(m, Y) - special.gammaln(m + 1) + k)
-        insist(np.isfinite(share), "depth", Y, "its power must be a float64", "choose a smaller lam")
+        insist(np.isfinite(share), "depth", Y, "its power must be a float64", "pass lam / 2, or less")
         return tensor(share)
 
     def mean(self, q: int) -> Tensor:
@@ -151,10 +151,15 @@ def _solution(rows: Tensor, field: VelocityField, t: float) -> Tensor:
         on_failure="return",
     )
     if traj.status == "budget":
-        checks.fail("t", t, f"{MAX_STEPS} steps do not suffice: things grow too much", "lower t or beta")
+        checks.fail(
+            "t",
+            t,
+            f"{MAX_STEPS} steps do not suffice: things grow too much",
+            f"pass t={t / 2:g}, or half of beta",
+        )
     if traj.status != "ok" or not _resolved(traj.final):
         rule = "the density is too concentrated for the modes"
-        checks.fail("t", t, rule, "raise modes, or lower t")
+        checks.fail("t", t, rule, f"pass twice as many modes, or t={t / 2:g}")
     return _complex(traj.final)
 
 
@@ -174,9 +179,16 @@ def _start(density: Density, K: int, p: int) -> tuple[Tensor, Tensor]:
     theta = 2 * math.pi * np.arange(16 * K) / (16 * K)
     values = checks.tensor(checks.function(density, "density")(theta), "density").double().numpy()
     if values.shape not in ((), theta.shape):
-        checks.fail("density", f"{values.shape}", f"one number for each of {len(theta)} angles", "check it")
+        checks.fail(
+            "density",
+            f"{values.shape}",
+            f"one number for each of {len(theta)} angles",
+            "let density(theta) return an array like theta",
+        )
     if (values < 0).any() or not values.any():
-        checks.fail("density", values, "finite numbers >= 0, not all zero, are needed", "check the density")
+        checks.fail(
+            "density", values, "finite numbers >= 0, not all zero, are needed", "let it return np.exp(...)"
+        )
     values = values * np.ones_like(theta)
     f = values / values.mean()
     phi = np.exp(-1j * p * theta)
@@ -196,7 +208,12 @@ class _Hierarchy(VelocityField):
         self.derivative = 1j * q.to(torch.complex128)
         self.force = self.derivative * (t * torch.from_numpy(special.iv(q.abs().numpy(), beta)))  # of w'
         if not self.force.abs().max() < LARGEST_RATE:
-            checks.fail("t", t, f"t K I_1(beta) must be < {LARGEST_RATE:g}", "lower t or beta")
+            checks.fail(
+                "t",
+                t,
+                f"t K I_1(beta) must be < {LARGEST_RATE:g}",
+                f"pass t={t / 2:g} or less, or a smaller beta",
+            )
         self.shift = q[:, None] - q + K  # where the coefficient q - m is found
         self.kept = (self.shift >= 0) & (self.shift <= 2 * K)
 

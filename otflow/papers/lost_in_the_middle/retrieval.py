@@ -323,9 +323,11 @@ def inverse_temperature(beta: Any, *, zero: bool = True) -> Array:
     (x,) = numbers(beta=beta)
     at_least_zero(x, "beta")
     rule = f"exp(beta) must be a float64, beta <= {LARGEST_BETA:g}"
-    insist(x <= LARGEST_BETA, "beta", x, rule, "choose a smaller beta")
+    insist(x <= LARGEST_BETA, "beta", x, rule, f"pass beta={LARGEST_BETA:g} or less")
     rule = f"beta is 0 or >= {SMALLEST_BETA:g}, so that squares of couplings are float64"
-    insist((x == 0) | (x >= SMALLEST_BETA), "beta", x, rule, "choose 0 or a larger beta")
+    insist(
+        (x == 0) | (x >= SMALLEST_BETA), "beta", x, rule, f"pass beta=0, or beta={SMALLEST_BETA:g} or more"
+    )
     if not zero:
         insist(x > 0, "beta", x, "without attention every time is allowed", "choose beta > 0")
     return x

@@ -96,7 +96,7 @@ def finite_profile(Omega: Any, t: float, beta: float, M: int, *, modes: int = 20
     enough(terms.mT.numpy(), modes)
     scores: Tensor = Omega.shape[-1] * terms.sum(0)
     S = scores.detach()
-    insist(S.isfinite(), "scores", S, "they must be float64", "choose a smaller t or beta")
+    insist(S.isfinite(), "scores", S, "they must be float64", "pass t / 10, or beta / 10")
     return scores
 
 
@@ -105,10 +105,18 @@ def _weights(value: Any) -> Tensor:
     Omega = checks.tensor(value, "Omega").double()
     if Omega.ndim not in (2, 3) or Omega.shape[-1] != Omega.shape[-2] or 0 in Omega.shape:
         checks.fail(
-            "Omega.shape", tuple(Omega.shape), "(N, N) or (H, N, N) is needed", "pass square matrices"
+            "Omega.shape",
+            tuple(Omega.shape),
+            "(N, N) or (H, N, N) is needed",
+            "pass Omega[None], or one matrix for each head",
         )
     if bool(Omega.triu().any()):
-        checks.fail("Omega", "a matrix with entries on or above the diagonal", "it must be causal", "mask it")
+        checks.fail(
+            "Omega",
+            "a matrix with entries on or above the diagonal",
+            "it must be causal",
+            "pass Omega.tril(-1)",
+        )
     return Omega
 
 
@@ -130,7 +138,12 @@ def _terms(Omega: Tensor, rate: Tensor) -> int:
     """So many that c^m / m! < 1e-17 for the norm c of the exponent; a nilpotent matrix needs at most N."""
     c = float((rate @ Omega.abs().sum(-1).amax(-1)).max()) if len(rate) else 0.0
     if not c <= 700:  # NaN if the rate is infinite and the matrix zero
-        checks.fail("a t |Omega|", c, "its exponential must be a float64", "choose a smaller t")
+        checks.fail(
+            "a t |Omega|",
+            c,
+            "its exponential must be a float64",
+            f"divide t by {c / 600:.3g}",
+        )
     m = 1
     while m < Omega.shape[-1] and (
         m <= c or m * math.log(max(c, 1e-300)) - math.lgamma(m + 1) > math.log(1e-17)

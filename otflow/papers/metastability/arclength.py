@@ -214,7 +214,12 @@ def slow_flow(
     gap = _merge_gap(field.beta) if merge_gap is None else checks.positive(merge_gap, "merge_gap")
     apart(x, max(gap, SAME))
     if still(x, m, field):
-        checks.fail("theta0", x.tolist(), "all pulls cancel: an equilibrium, where tokens stay", "perturb it")
+        checks.fail(
+            "theta0",
+            x.tolist(),
+            "all pulls cancel: an equilibrium, where tokens stay",
+            "pass theta0 + 1e-3 * torch.randn(len(theta0))",
+        )
     stages = list(_stages(ArcClusters(x, m, torch.arange(len(x))), field, gap, step))
     return _run(stages, m, field.beta)
 
@@ -223,7 +228,12 @@ def row(theta0: Any, least: int) -> Tensor:
     """Angles (n,) with n >= least."""
     x = angles(theta0, "theta0")
     if x.ndim > 1 or len(x) < least:
-        checks.fail("theta0.shape", tuple(x.shape), f"(n,) with n >= {least} is needed", "pass angles")
+        checks.fail(
+            "theta0.shape",
+            tuple(x.shape),
+            f"(n,) with n >= {least} is needed",
+            "pass theta0=[0.0, 1.0, 3.0], say",
+        )
     return x
 
 
@@ -233,9 +243,16 @@ def shares(masses: Any, n: int) -> Tensor:
         return torch.full((n,), 1 / n, dtype=torch.float64)
     m = checks.tensor(masses, "masses").detach().to(torch.float64)
     if m.shape != (n,):
-        checks.fail("masses.shape", tuple(m.shape), f"one mass for each of {n} angles", "reshape masses")
+        checks.fail(
+            "masses.shape",
+            tuple(m.shape),
+            f"one mass for each of {n} angles",
+            "leave masses out for equal ones",
+        )
     if not bool((m > 0).all()):
-        checks.fail("min(masses)", m.min().item(), "masses must be > 0", "drop tokens without mass")
+        checks.fail(
+            "min(masses)", m.min().item(), "masses must be > 0", "pass theta0[masses > 0], masses[masses > 0]"
+        )
     return checks.probability(m, "masses", "pass masses / masses.sum()")
 
 

@@ -33,7 +33,7 @@ def separation(w: Any, eps: float) -> Tensor:
     """
     w, eps = _centres(w), checks.number(eps, "eps")
     if not 0 < eps < WIDEST:
-        checks.fail("eps", eps, "0 < eps < 1/16 is needed", "choose another eps")
+        checks.fail("eps", eps, "0 < eps < 1/16 is needed", "pass eps=0.01, say")
     own = torch.eye(w.shape[-2], dtype=torch.bool)
     nearest = Sphere().pairwise(w, w).masked_fill(own, math.inf).amin((-2, -1))
     return torch.cos((nearest - 4 * math.asin(math.sqrt(eps))).clamp_min(0.0))
@@ -55,7 +55,12 @@ def cap_index(x: Any, w: Any, eps: float) -> Tensor:
     x = checks.tensor(x, "x").detach().to(torch.float64)
     if w.ndim != 2 or x.ndim < 2 or x.shape[-1] != w.shape[-1]:
         shapes = tuple(x.shape), tuple(w.shape)
-        checks.fail("x.shape, w.shape", shapes, "(*batch, n, d) and (k, d) are needed", "reshape them")
+        checks.fail(
+            "x.shape, w.shape",
+            shapes,
+            "(*batch, n, d) and (k, d) are needed",
+            "pass x[None] for one token, w[None] for one cap",
+        )
     x = Sphere().check(x)
     # 1 - <x, w> = |x - w|^2 / 2, which keeps its digits
     height = (x[..., :, None, :] - w).square().sum(-1) / 2
@@ -181,7 +186,7 @@ def uniform_condition(d: int, n: int, beta: float) -> UniformCaps:
     """
     d, n, beta = _count(d, "d"), _count(n, "n"), checks.positive(beta, "beta")
     if d < 2:
-        checks.fail("d", d, "a sphere needs d >= 2", "choose a larger d")
+        checks.fail("d", d, "a sphere needs d >= 2", "pass d=2 or more")
     if n > d:
         checks.fail("n", n, f"there are no more than d = {d} orthogonal centres", "choose n <= d")
     log_n, log_d = math.log(n), math.log(d)
@@ -189,7 +194,7 @@ def uniform_condition(d: int, n: int, beta: float) -> UniformCaps:
     eps = 4 * log_d / d if log_d < 700 else math.exp(log_eps)
     tail = (math.log(2) + 2 * log_n - log_eps) / beta
     if not math.isfinite(tail):
-        checks.fail("beta", beta, "the condition is beyond float64", "choose a larger beta")
+        checks.fail("beta", beta, "the condition is beyond float64", "pass beta=1e-280 or more")
     likely = max(0.0, -math.expm1(min(math.log(2) + 2 * log_n - log_d / 64, 0.0)))
     return UniformCaps(eps, 4 * math.sqrt(eps) + 12 * eps + tail, eps**2 + 10 * eps + tail, likely)
 

@@ -47,7 +47,13 @@ def merge_time(theta: Any, beta: Any, masses: Any, *, normalised: bool = False) 
     slow = _slowness(torch.exp(-rise_d), a[..., None], b[..., None]) if normalised else torch.ones_like(d)
     area = (weight * slow * torch.exp(rise_d - rise[..., None])).sum(-1)
     log_T: Tensor = rise + area.log() - (0.0 if normalised else torch.logaddexp(p.log(), q.log()))
-    insist(log_T.isfinite(), "beta", beta, "float64 does not resolve the time", "choose a smaller beta")
+    insist(
+        log_T.isfinite(),
+        "beta",
+        beta,
+        "float64 does not resolve the time",
+        "pass beta / 10, or a gap farther from pi",
+    )
     return log_T
 
 

@@ -81,7 +81,7 @@ def find_atoms(
     *,
     tol: float = 1e-8,
     radius: float | None = None,
-    max_iter: int = 20_000,
+    max_iter: int = 10_000,
 ) -> Atoms:
     """A local minimiser of E over the positions of the particles of mu, as atoms.
 
@@ -94,12 +94,12 @@ def find_atoms(
     Args:
         mu: one cloud (n, d) on the sphere to start from; its masses are kept.
         beta, a, omega, activation: as in `energy`.
-        tol: limit on max |grad dE/dmu| over the particles.
+        tol: bound on the residual, max |grad dE/dmu| over the particles.
         radius: distance at which particles count as one; if None, amid the widest gap (by ratio) of the
             distances at which they link up, among those whose lower end is below half the spacing of n evenly
             spread particles; if such a merge fails the checks, amid the widest of the gaps below it, and so
             on, down to 1e-6.
-        max_iter: limit on the iterations of L-BFGS.
+        max_iter: limit on ``iterations``, those of L-BFGS.
 
     >>> from otflow.papers.perceptron import find_atoms
     >>> import numpy as np, otflow as of

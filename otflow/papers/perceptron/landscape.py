@@ -145,7 +145,7 @@ class Landscape:
     def of(beta: float, a: Any, omega: Any, activation: Activation) -> Landscape:
         if not LEAST <= checks.positive(beta, "beta") <= MOST:
             rule = f"beta x.y and 1 / beta have digits for beta in [{LEAST:g}, {MOST:g}]"
-            checks.fail("beta", beta, rule, "choose another beta")
+            checks.fail("beta", beta, rule, f"pass beta={min(max(beta, LEAST), MOST):g}")
         return Landscape(float(beta), *neurons(a, omega), known(activation))
 
     def detached(self) -> Landscape:
@@ -208,7 +208,7 @@ def curvature_bound(a: Tensor, omega: Tensor) -> Tensor:
     C = 2 * (omega.abs() * a.square().sum(-1)).sum()
     if not C.isfinite():
         rule = "it leaves floating point"
-        checks.fail("sum_j |omega_j| |a_j|^2", C.item(), rule, "pass smaller weights")
+        checks.fail("sum_j |omega_j| |a_j|^2", C.item(), rule, f"divide omega by {C.item():.3g}")
     return C
 
 

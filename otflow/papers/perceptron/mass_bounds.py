@@ -185,7 +185,7 @@ def _curvature(e: Tensor, beta: Tensor) -> Tensor:
 def _bound_arguments(beta: Any, C: Any) -> tuple[Tensor, Tensor]:
     b, c = numbers.tensors(beta=beta, C=C)
     if not bool((b > 0).all()):
-        checks.fail("min(beta)", b.min().item(), "beta > 0 is needed", "choose another beta")
+        checks.fail("min(beta)", b.min().item(), "beta > 0 is needed", "pass beta=1.0, say")
     for bad in c[(c < 0) | (c > LARGEST)].tolist():
         name, rule = "min(C)" if bad < 0 else "max(C)", f"C in [0, {LARGEST:g}] is needed"
         checks.fail(name, bad, rule, "use perceptron_constant(a, omega)")
@@ -213,7 +213,7 @@ def atom_bound(M: int, L: float, beta: float, eps: float, *, C: float = 0.0) -> 
     """
     M, eps = checks.count(M, "M"), checks.positive(eps, "eps")
     if not checks.number(L, "L") >= 0:
-        checks.fail("L", L, "a length >= 0 is needed", "choose another L")
+        checks.fail("L", L, "a length >= 0 is needed", f"pass L={abs(L):g}")
     if eps > 1:
         checks.fail("eps", eps, "no atom of a probability measure has more mass than 1", "choose eps <= 1")
     number = M / eps * (1 + 2 * L * math.sqrt(checks.positive(beta, "beta"))) * mass_bound(beta, C)

@@ -47,7 +47,10 @@ def run(frame: Frame) -> Result:
             frame.stage(0.75 * (i + j / len(betas)) / len(CASES), f"{case.name}, beta = {beta:g}")
             cells.append(runs.descents(case, beta, starts))
     frame.stage(0.75, "no perceptron")
-    spread = {beta: sp.find_atoms(runs.start(0), beta, A, 0 * OMEGA) for beta in (betas[0], betas[-1])}
+    spread = {
+        beta: sp.find_atoms(runs.start(0), beta, A, 0 * OMEGA, max_iter=20_000)
+        for beta in (betas[0], betas[-1])
+    }
     frame.stage(0.8, "a sphere")
     spheres: dict[sp.Activation, sp.Atoms] = {act: runs.on_sphere(act) for act in (sp.ReLU(), sp.GELU())}
     frame.stage(0.9, "claims")

@@ -96,12 +96,16 @@ def start(seed: int) -> of.Particles:
 def descents(case: AtomsCase, beta: float, starts: int) -> Cell:
     """From equispaced particles, and from starts - 1 random ones."""
     weights = A, case.c * OMEGA, case.activation
-    return Cell(case, beta, tuple(sp.find_atoms(start(s - 1), beta, *weights) for s in range(starts)))
+    return Cell(
+        case, beta, tuple(sp.find_atoms(start(s - 1), beta, *weights, max_iter=20_000) for s in range(starts))
+    )
 
 
 def on_sphere(activation: sp.Activation) -> sp.Atoms:
     """Two hundred particles in three dimensions."""
-    return sp.find_atoms(sphere.uniform(200, 3, rng=0), 4.0, SPATIAL, SPATIAL_OMEGA, activation)
+    return sp.find_atoms(
+        sphere.uniform(200, 3, rng=0), 4.0, SPATIAL, SPATIAL_OMEGA, activation, max_iter=20_000
+    )
 
 
 def ascended(beta: float = 1.0) -> tuple[float, float, float]:

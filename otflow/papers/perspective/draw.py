@@ -62,7 +62,7 @@ def circles(rings: dict[float, of.Trajectory]) -> Any:
         for ax, t, mu in zip(row, SHOTS, traj.measures[1:], strict=True):
             ax.plot(np.cos(turn), np.sin(turn), color=of.plot.FAINT, linewidth=1)
             ax.plot(*mu.coords[0][0].T, "o", color=BLUE, markersize=6, alpha=0.5, markeredgewidth=0)
-            count = int(of.observables.cluster_count(mu, tol=0.1)[0])
+            count = int(of.observables.cluster_count(mu, radius=0.1)[0])
             of.plot.panel(ax, f"β = {beta:g}, t = {t:g}: {count} clusters", aspect="equal").axis("off")
     return fig
 

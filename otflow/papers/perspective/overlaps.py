@@ -191,7 +191,7 @@ def equiangular(t: Any, beta: Any, n: Any, *, gamma0: Any = 0.0, normalised: boo
         (gamma0 < 1) & (gamma0 * (n - 1) > -1),
         "n tokens have equal angles for -1 / (n - 1) < gamma0 < 1",
     )
-    insist(good, "gamma0", gamma0, rule, "change gamma0")
+    insist(good, "gamma0", gamma0, rule, "pass gamma0=0.0, say")
     later, s = t > 0, Start(beta, n, gamma0)
     w = _w_of(np.log(np.where(later, t, 1.0)), s, normalised)
     return tensor(np.where(later, np.where(w < 0.5, gamma0 + s.fallen(w), 1 - s.u(w)), gamma0))
@@ -215,7 +215,7 @@ def collapse_time(beta: Any, n: Any, delta: Any, *, normalised: bool = True) -> 
     """
     beta, n, delta = numbers(beta=beta, n=n, delta=delta)
     _admit(beta, n)
-    insist((delta > 0) & (delta <= 1), "delta", delta, "0 < delta <= 1 is needed", "choose another delta")
+    insist((delta > 0) & (delta <= 1), "delta", delta, "0 < delta <= 1 is needed", "pass delta=0.01, say")
     w = np.log1p((n - 1) * (1 - delta)) - np.log(delta)
     s = Start(beta, n, np.zeros_like(beta))
     log_t = np.where(w > 0, _log_time(np.where(w > 0, w, 1.0), s, normalised), -np.inf)
@@ -236,7 +236,7 @@ def layer_overlap(rho: Any, beta: Any, n: Any) -> Tensor:
     rho, beta, n = numbers(rho=rho, beta=beta, n=n)
     whole(n, "n", 2)
     good = (rho <= 1) & ((n - 1) * rho > -1)
-    insist(good, "rho", rho, "n tokens have equal angles for -1 / (n - 1) < rho <= 1", "change rho")
+    insist(good, "rho", rho, "n tokens have equal angles for -1 / (n - 1) < rho <= 1", "pass rho=0.5, say")
     p = 1 / (1 + (n - 1) * np.exp(np.minimum(-beta * (1 - rho), 700.0)))  # the attention to oneself
     q = (1 - p) / (n - 1)
     # y_i = (p - q) x_i + q sum_k x_k
@@ -261,7 +261,7 @@ def temperature_regime(rho: Any, gamma: Any) -> Tensor:
     tensor([1.0000, 0.8000, 0.5000], dtype=torch.float64)
     """
     rho, gamma = numbers(rho=rho, gamma=gamma)
-    insist((rho >= 0) & (rho < 1), "rho", rho, "0 <= rho < 1 is needed", "choose another rho")
+    insist((rho >= 0) & (rho < 1), "rho", rho, "0 <= rho < 1 is needed", "pass rho=0.5, say")
     side = np.where(rho > 0, gamma * (1 - rho) - 1, 2 * gamma - 1)
     middle = np.where(rho > 0, 4 * rho / (1 + 3 * rho), 0.5)
     return tensor(np.where(np.abs(side) <= 1e-12, middle, np.where(side < 0, 1.0, rho)))
@@ -285,5 +285,5 @@ def high_dimension_bound(t: Any, beta: Any, n: Any, d: Any) -> Tensor:
     whole(d, "d", 2)
     with np.errstate(over="ignore"):
         growth = 10 * n * t * np.maximum(1, beta)
-    insist(np.isfinite(growth), "t", t, "the logarithm exceeds the largest number", "choose an earlier time")
+    insist(np.isfinite(growth), "t", t, "the logarithm exceeds the largest number", "pass t / 10, or less")
     return tensor(math.log(2) + growth + (np.log(np.log(d)) - np.log(d)) / 2)

@@ -56,7 +56,7 @@ class PhaseDiagram:
         Linear between the times of the diagram.
         """
         if not 0 < checks.number(level, "level") <= 1:
-            checks.fail("level", level, "a probability in (0, 1] is needed", "choose another level")
+            checks.fail("level", level, "a probability in (0, 1] is needed", "pass level=0.5, say")
         p, t = self.probability, self.t
         # The first time at the level, and the one before it, unless it is the first of all.
         k = (p >= level).to(torch.int8).argmax(0)
@@ -94,7 +94,7 @@ def phase_diagram(
         t: times (T,), >= 0 and increasing.
         n, d, samples: number of tokens, dimension, number of independent starts.
         delta: tokens have met from 1 - delta on, 0 < delta <= 1.
-        rng: a seed, or numpy's generator.
+        rng: a seed or a `numpy.random.Generator`.
         normalised: SA rather than USA.
         dt: largest step; for USA divided by max(sqrt(beta) exp(beta - 1/2), 1), which makes large beta slow.
 
@@ -107,16 +107,22 @@ def phase_diagram(
     """
     betas, times = _axis(beta, "beta"), _axis(t, "t")
     if bool((times.diff() <= 0).any()):
-        checks.fail("t", times.tolist(), "times increase", "sort them and drop repetitions")
+        checks.fail("t", times.tolist(), "times increase", "pass t=np.unique(t)")
     if not 0 < checks.number(delta, "delta") <= 1:
-        checks.fail("delta", delta, "0 < delta <= 1 is needed", "choose another delta")
+        checks.fail("delta", delta, "0 < delta <= 1 is needed", "pass delta=0.01, say")
     n, d, samples = (checks.count(v, k) for v, k in ((n, "n"), (d, "d"), (samples, "samples")))
     if n < 2:
         checks.fail("n", n, "one token has nobody to meet", "choose n >= 2")
     step = checks.positive(dt, "dt")
     if not normalised:
         rule = f"the step of USA, dt / (sqrt(beta) exp(beta - 1/2)), is too short for t = {times[-1]:g}"
-        insist(_step(betas, step) > 1e-12 * times[-1], "beta", betas, rule, "choose a smaller beta")
+        insist(
+            _step(betas, step) > 1e-12 * times[-1],
+            "beta",
+            betas,
+            rule,
+            "pass beta / 2 or less, or normalised=True",
+        )
     start = tokens_in_span(n, d, samples, rng=rng)
     steps = [step] * len(betas) if normalised else _step(betas, step).tolist()
     columns = [

@@ -154,7 +154,9 @@ def _meeting(samples: int) -> Iterator[Claim]:
         ("beta = 3", "Theorem 6.3 (d > n)", 3.0, 6, 8),
     ):
         mu = perspective.uniform(n, d, rng=4, batch=(samples,))
-        count = of.observables.cluster_count(runs.follow(mu, beta, 60.0, 0.5, save_at=[60.0]).final, tol=1e-3)
+        count = of.observables.cluster_count(
+            runs.follow(mu, beta, 60.0, 0.5, save_at=[60.0]).final, radius=1e-3
+        )
         yield PAPER.at(where)(
             f"SA, {name}, n = {n}, d = {d}: all tokens are in one point at t = 60 (share of random starts)"
         ).equal(1.0, (count == 1).double().mean())
@@ -172,7 +174,7 @@ def _wendel(samples: int) -> Claim:
 
 def _circles(rings: dict[float, of.Trajectory]) -> Iterator[Claim]:
     for beta, traj in rings.items():
-        count = of.observables.cluster_count(traj.final, tol=0.1)
+        count = of.observables.cluster_count(traj.final, radius=0.1)
         yield PAPER.at("Figure 4")(
             f"SA, d = 2, n = 32, beta = {beta:g}: clusters at t = 30 (median over random starts)"
         ).equal(CIRCLE[beta], count.double().median())

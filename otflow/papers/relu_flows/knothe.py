@@ -62,7 +62,8 @@ def knothe_rosenblatt(
         centre: along one earlier coordinate at a time, the others at the middle; exact if medians add up.
         tail: level at which nodes and slabs end.
         delta: width of the strips in which staircases climb.
-        samples, rng: for the estimates of KL, TV and L2.
+        samples: how many, for the estimates of KL, TV and L2.
+        rng: a seed or a `numpy.random.Generator`, for these samples.
 
     >>> from otflow.papers.relu_flows import knothe_rosenblatt
     >>> from scipy.stats import norm
@@ -239,8 +240,13 @@ def _laws(base: Any) -> list[Law]:
 def _affordable(plan: _Plan, samples: int) -> None:
     most = plan.nodes * plan.K ** (len(plan.base) - 1)
     if plan.nodes < 2:
-        checks.fail("nodes", plan.nodes, "at least 2 are needed", "choose more")
+        checks.fail("nodes", plan.nodes, "at least 2 are needed", f"pass nodes={plan.K + 1}, or leave it out")
     if most > MOST:
-        checks.fail("nodes K^(d-1)", most, f"more than {MOST} nodes are too many", "choose a smaller K")
+        checks.fail(
+            "nodes K^(d-1)",
+            most,
+            f"more than {MOST} nodes are too many",
+            f"pass K={int((MOST / plan.nodes) ** (1 / max(1, len(plan.base) - 1)))} or less",
+        )
     if samples > SAMPLES:
-        checks.fail("samples", samples, f"more than {SAMPLES} are too many", "choose fewer")
+        checks.fail("samples", samples, f"more than {SAMPLES} are too many", f"pass samples={SAMPLES}")

@@ -59,7 +59,12 @@ class Mixture1d:
         self.laws = tuple(is_law(law, f"laws[{i}]") for i, law in enumerate(laws))
         p = checks.tensor(weights, "weights").detach().double()
         if p.shape != (len(self.laws),) or not len(self.laws):
-            checks.fail("weights.shape", tuple(p.shape), f"one per law, ({len(self.laws)},)", "pass as many")
+            checks.fail(
+                "weights.shape",
+                tuple(p.shape),
+                f"one per law, ({len(self.laws)},)",
+                f"pass {len(self.laws)} weights, one for each law",
+            )
         self.weights: Array = checks.probability(p, "weights", "divide them by their sum").numpy()
 
     def cdf(self, x: Any) -> Array:

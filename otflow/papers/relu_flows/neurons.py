@@ -15,9 +15,7 @@ from otflow.base import checks
 from otflow.papers.relu_flows.pieces import Piece, PiecewiseFlow, stacked
 
 
-def maurey(
-    neurons: Piece | Any, M: int, *, T: float = 1.0, rng: int | np.random.Generator = 0
-) -> PiecewiseFlow:
+def maurey(neurons: Piece | Any, M: int, *, T: float = 1.0, rng: int | np.random.Generator) -> PiecewiseFlow:
     """M pieces of length T / M with weights w_p / pi_p, p drawn with pi_p ~ |w_p| sqrt(|a_p|^2 + b_p^2).
 
     On average they move as v(x) = sum_p w_p (a_p.x + b_p)_+ during T; the root mean square error decays like
@@ -27,7 +25,7 @@ def maurey(
         neurons: (w, a, b) with w, a (P, d) and b (P,), or a `Piece` of such arrays, whose T is not used.
         M: number of pieces.
         T: how long v is to act.
-        rng: a seed or a generator.
+        rng: a seed or a `numpy.random.Generator`.
 
     >>> import torch
     >>> from otflow.papers.relu_flows import maurey
@@ -44,7 +42,7 @@ def maurey(
     total = size.sum()
     if not 0 < total.item() < torch.inf:
         rule = "a field that moves something, in floating point, is needed"
-        checks.fail("sum |w| sqrt(|a|^2 + b^2)", total.item(), rule, "pass other weights")
+        checks.fail("sum |w| sqrt(|a|^2 + b^2)", total.item(), rule, "pass finite w, a, b that are not all 0")
     share = (size / total).detach()
     p = torch.from_numpy(checks.generator(rng).choice(len(w), size=M, p=share.numpy() / share.numpy().sum()))
     return PiecewiseFlow(Piece(w[p] / share[p, None], a[p], b[p], T / M))

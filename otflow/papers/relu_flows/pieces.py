@@ -61,7 +61,9 @@ class PiecewiseFlow:
         growth = self._growth.detach().abs()
         if not bool((growth <= STEEPEST).all()):
             rule = f"exp leaves floating point beyond {STEEPEST:g}"
-            checks.fail("max |a.w| T", growth.max().item(), rule, "shorten T or scale w")
+            checks.fail(
+                "max |a.w| T", growth.max().item(), rule, f"divide T by {growth.max().item() / STEEPEST:.3g}"
+            )
 
     @classmethod
     def identity(cls, d: int) -> PiecewiseFlow:
@@ -209,7 +211,7 @@ class PiecewiseFlow:
     def _points(self, x: Any, name: str) -> Tensor:
         points = checks.tensor(x, name).double()
         if points.ndim < 1 or points.shape[-1] != self.d:
-            remedy = f"reshape {name}" if self.d > 1 else f"pass {name}[..., None]"
+            remedy = f"pass {name} with {self.d} coordinates" if self.d > 1 else f"pass {name}[..., None]"
             checks.fail(f"{name}.shape", tuple(points.shape), f"points (*batch, {self.d}) are needed", remedy)
         return points
 
@@ -236,7 +238,12 @@ def phi1(z: Any) -> Tensor:
     """
     z = checks.tensor(z, "z").double()
     if bool((z > STEEPEST).any()):
-        checks.fail("max(z)", z.max().item(), f"exp leaves floating point beyond {STEEPEST:g}", "scale z")
+        checks.fail(
+            "max(z)",
+            z.max().item(),
+            f"exp leaves floating point beyond {STEEPEST:g}",
+            f"pass z.clamp(max={STEEPEST:g})",
+        )
     small = z.abs() < SERIES
     safe = torch.where(small, torch.ones_like(z), z)
     series = 1 + z / 2 * (1 + z / 3 * (1 + z / 4 * (1 + z / 5 * (1 + z / 6 * (1 + z / 7)))))
@@ -250,7 +257,9 @@ def stacked(pieces: Piece | Sequence[Piece]) -> tuple[Tensor, Tensor, Tensor, Te
     w, a, b, T = (checks.tensor(v, name).double() for v, name in zip(pieces, "wabT", strict=True))
     if w.ndim != 2 or a.shape != w.shape or w.shape[1] < 1:
         shapes = tuple(w.shape), tuple(a.shape)
-        checks.fail("w.shape, a.shape", shapes, "both are (L, d), d >= 1", "reshape them")
+        checks.fail(
+            "w.shape, a.shape", shapes, "both are (L, d), d >= 1", "pass w[None], a[None] for one neuron"
+        )
     for v, name in ((b, "b"), (T, "T")):
         if v.shape not in ((), (len(w),)):
             rule = f"() or ({len(w)},) is needed"
@@ -281,7 +290,12 @@ def _shaped(value: Any, name: str, shape: tuple[int, ...]) -> Tensor:
     v = checks.tensor(value, name).double()
     if v.shape != shape:
         what = f"a vector {tuple(shape)}" if shape else "a number"
-        checks.fail(f"{name}.shape", tuple(v.shape), f"{what} is needed", "reshape it")
+        checks.fail(
+            f"{name}.shape",
+            tuple(v.shape),
+            f"{what} is needed",
+            f"pass {name} with {shape[0]} entries" if shape else f"pass {name}[0]",
+        )
     return v
 
 
@@ -299,8 +313,8 @@ def _numbers(value: Any) -> Tensor:
 def _sound(y: Tensor) -> Tensor:
     if not bool(torch.isfinite(y.detach()).all()):
         raise NotFiniteError(
-            "the flow left the range of floating point: fewer or weaker pieces are needed, or points nearer "
-            "to the origin.",
+            "the flow left the range of floating point; divide the times T of its pieces by 2, or the "
+            "points by 10.",
             y,
         )
     return y

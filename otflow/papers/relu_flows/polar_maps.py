@@ -129,7 +129,12 @@ def _triangles(map: Callable[[Any], Any], K: int, low: Array, high: Array) -> Tr
     tall = np.ptp(y[..., 1]) / (high[1] - low[1])
     if not 1 / STRETCH <= tall <= STRETCH:
         rule = f"the image must be as tall as the box, up to a factor {STRETCH}"
-        checks.fail("height of the image over that of the box", tall, rule, "rescale the map along x_2")
+        checks.fail(
+            "height of the image over that of the box",
+            tall,
+            rule,
+            f"divide the second coordinate of map(x) by {tall:.3g}",
+        )
     return Triangles(cells, starts, ends, areas, float(y[..., 1].min()))
 
 

@@ -46,13 +46,23 @@ def monotone(
     """
     x, y = _nodes(x, "x"), _nodes(y, "y")
     if len(x) != len(y):
-        checks.fail("len(x), len(y)", (len(x), len(y)), "as many images as nodes are needed", "pass pairs")
+        checks.fail(
+            "len(x), len(y)",
+            (len(x), len(y)),
+            "as many images as nodes are needed",
+            "pass x, y = zip(*pairs)",
+        )
     e = _unit(axis, d)
     with np.errstate(over="ignore", under="ignore"):
         slopes, shift = np.diff(y) / np.diff(x), y[0] - x[0]
     if not bool(((slopes > 0) & np.isfinite(slopes)).all()):
         rule = "a slope leaves floating point"
-        checks.fail("(y[k + 1] - y[k]) / (x[k + 1] - x[k])", slopes.max(), rule, "move the nodes apart")
+        checks.fail(
+            "(y[k + 1] - y[k]) / (x[k + 1] - x[k])",
+            slopes.max(),
+            rule,
+            "pass x = np.linspace(low, high, n), nodes that are farther apart",
+        )
     below = slopes[0] if left is None else checks.positive(left, "left")
     inner = slopes if right is None else np.append(slopes, checks.positive(right, "right"))
     kinks = np.diff(np.log(inner), prepend=0.0)
@@ -76,7 +86,12 @@ def shear(x: Any, y: Any, *, source: int = 0, target: int = 1, d: int = 2) -> Pi
     """
     x, y = _nodes(x, "x"), _finite(y, "y")
     if len(x) != len(y):
-        checks.fail("len(x), len(y)", (len(x), len(y)), "as many values as nodes are needed", "pass pairs")
+        checks.fail(
+            "len(x), len(y)",
+            (len(x), len(y)),
+            "as many values as nodes are needed",
+            "pass x, y = zip(*pairs)",
+        )
     a, w = _two(source, target, d)
     slopes = _ratio(np.diff(y), np.diff(x), "(y[k + 1] - y[k]) / (x[k + 1] - x[k])")
     pieces = [Piece(math.copysign(1.0, y[0]) * w, 0 * a, abs(y[0])), Piece(-slopes[0] * w, -a, x[0])]
@@ -120,7 +135,9 @@ def _ratio(up: Array, down: Array, name: str) -> Array:
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         out: Array = up / down
     if not bool(np.isfinite(out).all()):
-        checks.fail(name, out.max(), "a slope leaves floating point", "take wider intervals or lower heights")
+        checks.fail(
+            name, out.max(), "a slope leaves floating point", "divide the heights by 10, or pass delta=1e-3"
+        )
     return out
 
 
@@ -131,7 +148,7 @@ def _strips(c: Array, delta: Any) -> tuple[Array, Array]:
         checks.fail("delta.shape", width.shape, f"a number or {c.shape} is needed", "pass one per step")
     width = np.broadcast_to(width, c.shape)
     if bool((width <= 0).any()):
-        checks.fail("min(delta)", width.min(), "a width > 0 is needed", "choose another delta")
+        checks.fail("min(delta)", width.min(), "a width > 0 is needed", "pass delta=1e-3, say")
     limit = RESOLVED * np.abs(c)
     if bool((width < limit).any()):
         k = int(np.argmax(limit - width))
@@ -141,7 +158,7 @@ def _strips(c: Array, delta: Any) -> tuple[Array, Array]:
     if bool((low[1:] < high[:-1]).any()):
         k = int(np.argmax(high[:-1] - low[1:]))
         rule = f"strips at {c[k]:g} and {c[k + 1]:g} overlap"
-        checks.fail("delta", width[k], rule, "choose a smaller delta")
+        checks.fail("delta", width[k], rule, f"pass delta={(c[1:] - c[:-1]).min() / 2:.3g}")
     return low, high
 
 
@@ -189,7 +206,7 @@ def permutation(perm: Any, *, delta: float = 1e-5, box: Any = (0.0, 1.0)) -> Pie
     delta = checks.positive(delta, "delta")
     if bool(((shape > 1) & (size <= delta)).any()):
         rule = f"cells of width {size[shape > 1].min():.3g} are lost in strips"
-        checks.fail("delta", delta, rule, "choose a smaller one")
+        checks.fail("delta", delta, rule, f"pass delta={size[shape > 1].min() / 10:.3g}")
     spread = [slabs(j, low[j], size[j], shape[j], code[j], delta, d) for j in range(1, d)]
     moves = rearrangement(start, end, size, cells @ code, cells[table.ravel()] @ code, delta=delta)
     return joined(*spread, moves, *(flow.reversed for flow in reversed(spread)))
@@ -237,7 +254,7 @@ def _levels(low: Array, width: Array, values: Array, source: int, delta: float) 
     gap = low[1:] - (low[:-1] + width[:-1])
     if bool((np.minimum(width[1:], width[:-1]) <= delta).any()):
         rule = f"cells of width {width.min():.3g} are lost in strips"
-        checks.fail("delta", delta, rule, "choose a smaller one")
+        checks.fail("delta", delta, rule, f"pass delta={width.min() / 10:.3g}")
     middle = low[1:] - gap / 2
     strips, steps = np.maximum(gap / 2, delta), np.diff(values, axis=0)
     return whole.then(staircase(middle, steps, delta=strips, source=source, target=1 - source, d=d))
@@ -264,7 +281,12 @@ def _permutation(perm: Any, box: Any) -> tuple[Index, Array, Array]:
     table = numbers.astype(np.int64)
     if table.ndim < 2 or table.size < 1:
         rule = "one whole number per cell, (K_1, .., K_d) with d >= 2, is needed"
-        checks.fail("perm.shape", table.shape, rule, "reshape it; on a line the order of cells never changes")
+        checks.fail(
+            "perm.shape",
+            table.shape,
+            rule,
+            "pass perm.reshape(K, K); on a line the order of cells never changes",
+        )
     if bool((table != numbers).any()) or not np.array_equal(np.sort(table.ravel()), np.arange(table.size)):
         rule = f"each of 0..{table.size - 1} must come once"
         checks.fail("perm", f"{numbers.ravel().tolist()!s:.60}", rule, "use rng.permutation(n).reshape(K, K)")
@@ -274,12 +296,17 @@ def _permutation(perm: Any, box: Any) -> tuple[Index, Array, Array]:
 def corners(box: Any, d: int) -> tuple[Array, Array]:
     """Lower and upper corner (d,) of a box."""
     if not isinstance(box, Sequence | np.ndarray) or isinstance(box, str) or len(box) != 2:
-        checks.fail("box", f"{box!r:.60}", "(low, high) is needed", "pass two corners")
+        checks.fail("box", f"{box!r:.60}", "(low, high) is needed", "pass box=(0.0, 1.0), say")
     low, high = (_finite(corner, f"box[{i}]", ndim=None) for i, corner in enumerate(box))
     with np.errstate(over="ignore"):
         fits = low.shape in ((), (d,)) and high.shape in ((), (d,)) and bool(np.isfinite(high - low).all())
     if not fits or bool((low >= high).any()):
-        checks.fail("box", f"{box!r:.60}", f"corners low < high, numbers or ({d},), are needed", "swap them")
+        checks.fail(
+            "box",
+            f"{box!r:.60}",
+            f"corners low < high, numbers or ({d},), are needed",
+            "pass box=(0.0, 1.0), say",
+        )
     return np.broadcast_to(low, d), np.broadcast_to(high, d)
 
 
@@ -293,7 +320,9 @@ def _finite(values: Any, name: str, ndim: int | None = 1) -> Array:
 def _nodes(values: Any, name: str, least: int = 2) -> Array:
     out = _finite(values, name)
     if len(out) < least:
-        checks.fail(f"len({name})", len(out), f"at least {least} numbers are needed", "pass more")
+        checks.fail(
+            f"len({name})", len(out), f"at least {least} numbers are needed", f"pass {name}=[0.0, 1.0], say"
+        )
     with np.errstate(over="ignore"):
         gaps = np.diff(out)
     if bool((gaps <= 0).any()):
@@ -309,12 +338,19 @@ def _unit(axis: int, d: int) -> Array:
     d = checks.count(d, "d")
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer) or not 0 <= axis < d:
         rule = f"a coordinate in 0..{d - 1} is needed"
-        checks.fail("axis", repr(axis), rule, "choose another, or a larger d")
+        checks.fail(
+            "axis",
+            repr(axis),
+            rule,
+            f"pass axis={d - 1}, or d={int(axis) + 1 if isinstance(axis, int) and axis >= d else d}",
+        )
     return np.asarray(np.eye(d)[axis])
 
 
 def _two(source: int, target: int, d: int) -> tuple[Array, Array]:
     a, w = _unit(source, d), _unit(target, d)
     if source == target:
-        checks.fail("target", target, f"it must differ from source = {source}", "a shear has two coordinates")
+        checks.fail(
+            "target", target, f"it must differ from source = {source}", f"pass target={int(source == 0)}"
+        )
     return a, w

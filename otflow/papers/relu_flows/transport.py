@@ -142,7 +142,7 @@ def _panels(edges: Array) -> tuple[Array, Array]:
 
 def levels(n: int, tail: float) -> Array:
     if not 0 < checks.number(tail, "tail") < 0.5:
-        checks.fail("tail", tail, "a level in (0, 1/2) is needed", "choose another tail, say 1e-4")
+        checks.fail("tail", tail, "a level in (0, 1/2) is needed", "pass tail=1e-4, say")
     return np.linspace(tail, 1 - tail, n)
 
 

@@ -17,7 +17,12 @@ def angles(theta: Any, name: str = "theta") -> Tensor:
     """Angles (*batch, n) in float64, n >= 1."""
     x = checks.tensor(theta, name).detach().cpu().double()
     if not x.ndim or 0 in x.shape:
-        checks.fail(f"{name}.shape", tuple(x.shape), "(*batch, n) with n >= 1 is needed", "pass angles")
+        checks.fail(
+            f"{name}.shape",
+            tuple(x.shape),
+            "(*batch, n) with n >= 1 is needed",
+            f"pass {name}=[0.0, 1.0], say",
+        )
     return x
 
 

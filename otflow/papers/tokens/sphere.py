@@ -68,7 +68,12 @@ def angles(mu: Particles) -> Tensor:
     """
     checks.instance(mu, Particles, "mu")
     if mu.d != 2:
-        checks.fail("mu.d", mu.d, "angles are of tokens in the plane", "project the tokens to a plane")
+        checks.fail(
+            "mu.d",
+            mu.d,
+            "angles are of tokens in the plane",
+            "pass Particles(x[..., :2] / x[..., :2].norm(dim=-1, keepdim=True), space=Sphere())",
+        )
     return torch.atan2(mu.x[..., 1], mu.x[..., 0])
 
 
@@ -78,7 +83,7 @@ def uniform(n: int, d: int, *, rng: int | np.random.Generator, batch: tuple[int,
     >>> import numpy as np
     >>> from otflow.papers.tokens.sphere import uniform
     >>> uniform(5, 3, rng=np.random.default_rng(0), batch=(4,))
-    Particles(n=5, d=3, batch=(4,), space=Sphere(tol=1e-06))
+    Particles(n=5, d=3, batch=(4,), space=Sphere(atol=1e-06))
     """
     shape = (*batch_shape(batch), checks.count(n, "n"), checks.count(d, "d"))
     g = checks.generator(rng).standard_normal(shape)

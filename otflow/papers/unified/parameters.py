@@ -226,7 +226,12 @@ def _sinkhorn_rate(panel: Panel) -> Rate:
 def _rows_per_head(panel: Panel, heads: int) -> int:
     heads = checks.count(heads, "heads")
     if panel.d % heads:
-        checks.fail("heads", heads, f"it must divide d = {panel.d}", "choose another number of heads")
+        checks.fail(
+            "heads",
+            heads,
+            f"it must divide d = {panel.d}",
+            f"pass one of {[h for h in range(1, panel.d + 1) if panel.d % h == 0]}",
+        )
     return panel.d // heads
 
 

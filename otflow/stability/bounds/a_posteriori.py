@@ -114,7 +114,11 @@ def a_posteriori(
 def _admit(traj: Trajectory) -> Particles:
     checks.instance(traj, Trajectory, "traj")
     checks.require(
-        len(traj) >= 2, "len(traj)", len(traj), "a bound along a run needs two save times", "save more often"
+        len(traj) >= 2,
+        "len(traj)",
+        len(traj),
+        "a bound along a run needs two save times",
+        "run flow with save_at=None",
     )
     mu: Particles = checks.instance(traj.measures[0], Particles, "traj.measures[0]")
     rule = "the constants are those of R^d"

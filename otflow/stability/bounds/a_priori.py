@@ -132,7 +132,7 @@ def a_priori(
 
 def _interval(t0: float, t1: float) -> tuple[float, float]:
     t0, t1 = checks.number(t0, "t0"), checks.number(t1, "t1")
-    checks.require(t1 > t0, "t1", t1, f"it must lie after t0 = {t0}", "choose a later t1")
+    checks.require(t1 > t0, "t1", t1, f"it must lie after t0 = {t0}", f"pass t1={t0 + 1:g}, say")
     return t0, t1
 
 
@@ -144,7 +144,12 @@ def _times(ts: Any, t0: float, t1: float) -> Array:
         checks.fail("ts", times.tolist(), "increasing times are needed", "sort them and drop repetitions")
     if times[0] < t0 or times[-1] > t1:
         span = f"times from {times[0]} to {times[-1]}"
-        checks.fail("ts", span, f"they must lie in [t0, t1] = [{t0}, {t1}]", "change t0, t1 or ts")
+        checks.fail(
+            "ts",
+            span,
+            f"they must lie in [t0, t1] = [{t0}, {t1}]",
+            f"pass np.clip(ts, {t0:g}, {t1:g}), or t1={max(float(times[-1]), t1):g}",
+        )
     return times
 
 
@@ -250,7 +255,13 @@ class _Piece:
 def _plain(x: Tensor, like: Array) -> Array:
     out: Array = x.cpu().numpy().reshape(like.shape)
     rule = "they are logarithms of numbers >= 0"
-    checks.require(not np.isnan(out).any(), "constants", "NaN", rule, "repair what was registered")
+    checks.require(
+        not np.isnan(out).any(),
+        "constants",
+        "NaN",
+        rule,
+        "let the function given to constants.register return logarithms, -inf for 0",
+    )
     return out
 
 
@@ -312,7 +323,9 @@ def _solve(speed: Callable[..., Array], edge: Callable[..., float], t: float, en
     def counted(s: float, w: Array) -> Array:
         if next(left, None) is None:
             raise ConvergenceError(
-                f"the radius could not be followed beyond t = {s}: is a weight infinite?", w
+                f"the radius could not be followed beyond t = {s}: is a weight infinite? pass t1={s}, or a "
+                "field that is finite there",
+                w,
             )
         return speed(s, w)
 
@@ -320,7 +333,9 @@ def _solve(speed: Callable[..., Array], edge: Callable[..., float], t: float, en
     solution = solve_ivp(counted, (t, end), np.zeros_like(like), dense_output=True, events=edge, **options)
     if solution.status < 0:
         raise ConvergenceError(
-            f"the radius could not be followed beyond t = {solution.t[-1]}: {solution.message}", solution
+            f"the radius could not be followed beyond t = {solution.t[-1]}: {solution.message}; "
+            f"pass t1={solution.t[-1]:g}",
+            solution,
         )
     return solution
 

@@ -129,7 +129,14 @@ def hardy_factor(p: float) -> float:
 def _common(p: float | None, q: float | None) -> float | None:
     good = p is None or q is None or p == q
     rule = "they hold for no common p"
-    checks.require(good, "order", (p, q), rule, "keep the fields apart", UnknownBoundError)
+    checks.require(
+        good,
+        "order",
+        (p, q),
+        rule,
+        "call constants(...) for each of the fields and add the bounds",
+        UnknownBoundError,
+    )
     return q if p is None else p
 
 

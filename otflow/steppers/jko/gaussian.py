@@ -65,7 +65,7 @@ def quadratic(energy: Energy, mu: Gaussian) -> QuadraticEnergy:
         else:
             heat += c
     rule = "its JKO step has no minimiser below 0"
-    checks.require(heat >= 0, "factor of Entropy()", heat, rule, "use a positive factor")
+    checks.require(heat >= 0, "factor of Entropy()", heat, rule, f"pass {abs(heat):g} * Entropy()")
     return QuadraticEnergy(A, K, l, heat)
 
 
@@ -96,7 +96,7 @@ def fokker_planck(mu: Gaussian, problem: MovementProblem) -> Move:
         residual=_residual(u / tau, _gradient(end, F, dual), mu),
         failed=torch.where(low > 0, 0, code("uncertified")).expand(mu.batch),
         concavity=(1 - low).expand(mu.batch),
-        message=f"I + dt (A + K) has the eigenvalue {float(low.min()):.2g}: not convex; take a smaller dt",
+        message=f"I + dt (A + K) has the eigenvalue {float(low.min()):.2g}: not convex; halve dt",
     )
 
 

@@ -119,7 +119,12 @@ class _Step:
         pairs = problem.energy.pairs()
         bounds = [(term, c) for term, c in pairs if isinstance(term, DensityBound)]
         if any(c <= 0 for _, c in bounds):
-            checks.fail("factor", min(c for _, c in bounds), "a bound has a positive factor", "drop it")
+            checks.fail(
+                "factor",
+                min(c for _, c in bounds),
+                "a bound has a positive factor",
+                "leave out the factor: DensityBound(limit)",
+            )
         smooth = [(term, c) for term, c in pairs if not isinstance(term, DensityBound)]
         limit = min((term.limit for term, _ in bounds), default=math.inf)
         floor = mu.mass / limit if bounds else None
@@ -207,7 +212,10 @@ class _Newton:
 def _admitted(term: Energy, mu: Quantiles) -> Quantiles:
     if mu.n >= DENSE and not isinstance(term, Internal | Potential):
         checks.fail(
-            "n", mu.n, f"{type(term).__name__} has a dense Hessian, limited to {DENSE} levels", "use fewer"
+            "n",
+            mu.n,
+            f"{type(term).__name__} has a dense Hessian, limited to {DENSE} levels",
+            f"pass Quantiles.from_ppf(mu.ppf, {DENSE - 1})",
         )
     return mu
 
@@ -358,4 +366,4 @@ def _has_parameters(step: _Step) -> bool:
 def _message(newton: _Newton, iterations: int) -> str:
     worst = newton.residual.max().item()
     convex = "" if bool(newton.convex.all()) else ", and the Hessian was not positive definite"
-    return f"after {iterations} Newton iterations the residual is {worst:.2g}{convex}; take a shorter step"
+    return f"after {iterations} Newton iterations the residual is {worst:.2g}{convex}; halve dt"

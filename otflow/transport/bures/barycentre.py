@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks, status
-from otflow.base.errors import ConvergenceError, DerivativeError
+from otflow.base.errors import ONCE, ConvergenceError, DerivativeError
 from otflow.base.linalg import conjugate_gradient, procrustes, ratio, widen
 from otflow.base.spaces import norm, power_of_two
 from otflow.measures import Gaussian
@@ -64,6 +64,8 @@ def bures_barycentre(
     Args:
         mus: Gaussians of batch (*batch, k).
         weights: (*batch, k) or (k,), >= 0 and summing to 1; uniform if left out.
+        tol: bound on ``residual``.
+        max_iter: limit on ``iterations``.
         on_failure: "raise" raises `ConvergenceError`, which carries the result, if ``tol`` is missed;
             "return" returns it.
 
@@ -91,7 +93,8 @@ def bures_barycentre(
     out = Barycentre(measure, state.residual.to(mus.dtype), used, status.names(codes))
     if loud and bool(codes.any()):
         raise ConvergenceError(
-            f"Bures barycentre: residual {state.residual.max():.2g} after {used} iterations, tol = {tol:g}",
+            f"Bures barycentre: residual {state.residual.max():.2g} after {used} iterations, tol = {tol:g}; "
+            "raise max_iter or tol, or pass on_failure='return'.",
             out,
         )
     return out
@@ -108,7 +111,7 @@ def _weights(weights: Any, mus: Gaussian) -> Tensor:
         return torch.full(mus.batch, 1 / mus.batch[-1], dtype=torch.float64, device=mus.device)
     w = checks.beside(checks.tensor(weights, "weights").double(), "weights", mus.mean, "mus")
     rule = f"one per member is needed, {tuple(mus.batch)}"
-    w = checks.expanded(w, mus.batch, "weights", rule, "reshape weights")
+    w = checks.expanded(w, mus.batch, "weights", rule, f"pass weights with {mus.batch[-1]} entries")
     return checks.probability(w, "weights", "pass weights / weights.sum()")
 
 
@@ -199,13 +202,14 @@ class _Attached(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor]:
         if torch.is_grad_enabled():
-            raise DerivativeError("second derivatives of Bures barycentres are not available")
+            raise DerivativeError("second derivatives of Bures barycentres are not available; " + ONCE)
         x, r, w = ctx.saved_tensors
         v, _, done = _resolvent(x, r, w, grad, tol=1e-12, max_iter=10 * x.shape[-1] ** 2 + 100)
         if not done and not _solved(x, r, w, v, grad):
             raise DerivativeError(
                 "the derivative of this barycentre does not exist or is not known: either the expression "
-                "depends on the root and not only on the measure, or the members are too singular"
+                "depends on the root and not only on the measure, or the members are too singular; "
+                "differentiate a function of the covariance, or add 1e-6 I to those of the members"
             )
         with torch.enable_grad():
             leaves = [a.detach().requires_grad_() for a in (r, w)]

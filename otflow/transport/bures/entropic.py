@@ -71,7 +71,8 @@ def _problem(mu: Gaussian, nu: Gaussian, eps: float) -> _Problem:
     unit = power_of_two(torch.cat([a, b, shift[..., None]], -1))
     relative = eps / unit[..., 0, 0] ** 2
     rule = "in units of the covariances it leaves floating point"
-    checks.require((torch.isfinite(relative) & (relative != 0)).all(), "eps", eps, rule, "choose another eps")
+    remedy = "pass eps of the size of the covariances, mu.cov.abs().max(), say"
+    checks.require((torch.isfinite(relative) & (relative != 0)).all(), "eps", eps, rule, remedy)
     return _Problem(a / unit, b / unit, shift / unit[..., 0], relative, unit[..., 0, 0])
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from otflow.base import checks, status
 from otflow.base.derivatives import keep
-from otflow.base.errors import ConvergenceError, DerivativeError
+from otflow.base.errors import ONCE, ConvergenceError, DerivativeError
 from otflow.base.linalg import known, procrustes, ratio
 from otflow.base.matrices import of_covariance
 from otflow.base.spaces import Euclidean, norm, power_of_two
@@ -60,7 +60,7 @@ def bures(S1: Any, S2: Any) -> Tensor:
     s1, s2 = _covariance(S1, "S1"), _covariance(S2, "S2")
     checks.alike(s2, "S2", s1, "S1")
     rule = f"S1 has shape {tuple(s1.shape)}"
-    checks.require(s1.shape[-1] == s2.shape[-1], "S2.shape", s2.shape, rule, "compare equal dimensions")
+    checks.require(s1.shape[-1] == s2.shape[-1], "S2.shape", s2.shape, rule, "pass matrices of one size")
     batch = _broadcast(s1.shape[:-2], s2.shape[:-2], "S2")
     a, b = (s.double().expand(*batch, *s.shape[-2:]).reshape(-1, *s.shape[-2:]) for s in (s1, s2))
     w: Tensor = _Bures.apply(a, b, 1e-10 if s1.dtype == torch.float64 else 1e-5)  # type: ignore[no-untyped-call]
@@ -93,7 +93,7 @@ class _Bures(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         if torch.is_grad_enabled():
-            raise DerivativeError("second derivatives of the Bures distance are not available")
+            raise DerivativeError("second derivatives of the Bures distance are not available; " + ONCE)
         g1, g2 = _gradients(*ctx.saved_tensors, *ctx.needs_input_grad[:2])
         return g1 * grad[:, None, None], g2 * grad[:, None, None], None
 
@@ -154,7 +154,7 @@ def matched(mu: Gaussian, nu: Gaussian) -> tuple[Gaussian, Gaussian]:
             checks.finite(numbers, f"{name}.{part}")
     checks.alike(nu.mean, "nu", mu.mean, "mu")
     checks.require(
-        mu.d == nu.d, "nu.d", nu.d, f"mu lives in dimension {mu.d}", "compare measures on the same space"
+        mu.d == nu.d, "nu.d", nu.d, f"mu lives in dimension {mu.d}", f"pass nu with {mu.d} coordinates"
     )
     batch = _broadcast(mu.batch, nu.batch, "nu")
     mu, nu = (g.at([g.mean.expand(*batch, -1), g.root.expand(*batch, -1, -1)]) for g in (mu, nu))

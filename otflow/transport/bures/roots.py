@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from otflow.base.derivatives import keep
-from otflow.base.errors import DerivativeError
+from otflow.base.errors import ONCE, DerivativeError
 from otflow.base.linalg import displacement, known, ratio, widen
 from otflow.base.spaces import power_of_two
 from otflow.transport.bures.covariances import CHUNK, CLOSE, NEAR, nuclear, split
@@ -35,7 +35,9 @@ class _Distance(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         if torch.is_grad_enabled():
-            raise DerivativeError("second derivatives of the distance between roots are not available")
+            raise DerivativeError(
+                "second derivatives of the distance between roots are not available; " + ONCE
+            )
         ga, gb = _gradients(*ctx.saved_tensors)
         return ga * grad[:, None, None], gb * grad[:, None, None]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from otflow.base import kernels
 from otflow.base.derivatives import keep, learns
-from otflow.base.errors import ConvergenceError, DerivativeError
+from otflow.base.errors import ONCE, ConvergenceError, DerivativeError
 from otflow.transport.entropic.log_kernel import Bilinear, LogKernel
 from otflow.transport.entropic.scaling import AbsorbedKernel, Streamed
 
@@ -43,7 +43,7 @@ class _Potential(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise DerivativeError("second derivatives of entropic potentials are not available")
+            raise DerivativeError("second derivatives of entropic potentials are not available; " + ONCE)
         q, k, loga, logb, G = ctx.saved_tensors
         kernel = AbsorbedKernel(Bilinear(q, k), loga, logb)
         # The transpose of C R is W C R W^-1, W = diag(b), so its resolvent is a solve between two weightings.
@@ -79,7 +79,9 @@ def _resolvent(kernel: AbsorbedKernel, G: Tensor, rhs: Tensor) -> Tensor:
     if not done:
         again, _, _ = state.resolvent(rhs, tol=1e-12, max_iter=500)
         if not bool(((again - x).abs().amax(-1) <= 1e-6 * x.abs().amax(-1)).all()):
-            raise ConvergenceError(f"derivative of entropic potentials: {used} steps were not enough", x)
+            raise ConvergenceError(
+                f"derivative of entropic potentials: {used} steps were not enough; raise eps", x
+            )
     return x
 
 
@@ -136,12 +138,14 @@ def _second(
     if twice is None or bool((a == 0).any() | (b == 0).any()):
         raise DerivativeError(
             "second derivatives of entropic transport need a squared distance or bilinear cost and positive "
-            "weights"
+            "weights; pass PowerCost(2), and drop atoms without mass"
         )
     pieces = twice(x, y)
     scores = pieces.scores
     if not isinstance(scores, Bilinear):
-        raise DerivativeError("second derivatives need scores that are scalar products")
+        raise DerivativeError(
+            "second derivatives need scores that are scalar products; pass PowerCost(2) or BilinearCost(A)"
+        )
     G = G + (make(x, y).column - pieces.column).detach()  # the same potential, for the other pieces
     G = potential(scores.q, scores.k, a.log(), b.log(), G)
     fixed = [z.clone() for z in (x, y)]  # so that the derivative below does not go through G

@@ -17,7 +17,7 @@ class Sinkhorn:
 
     Attributes:
         eps: regularisation, > 0, in units of the cost.
-        tol: L1 marginal error to be reached.
+        tol: bound on the L1 error of the marginals.
         max_iter: limit on the sweeps.
         engine: who computes: `NewtonSinkhorn()`, `POT()` or `GeomLoss()`.
 

@@ -68,7 +68,7 @@ class EntropicTransport:
         """cost^(1/p) for the cost d^p, (*batch,), without derivatives."""
         cost = self.problem.cost
         if not isinstance(cost, PowerCost):
-            checks.fail("distance", repr(cost), "only powers of a distance have one", "look at cost")
+            checks.fail("distance", repr(cost), "only powers of a distance have one", "take .cost instead")
         return self.cost.clamp(min=0) ** (1 / cost.p)
 
     @property
@@ -98,7 +98,13 @@ class EntropicTransport:
         both, (_, G) = self.problem.pair, self.scaled
         v = checks.tensor(v, "v").double()
         rule = f"(*batch, {G.shape[-1]}, e) is needed"
-        checks.require(v.ndim >= 2 and v.shape[-2] == G.shape[-1], "v.shape", v.shape, rule, "reshape v")
+        checks.require(
+            v.ndim >= 2 and v.shape[-2] == G.shape[-1],
+            "v.shape",
+            v.shape,
+            rule,
+            f"pass v of shape ({G.shape[-1]}, e), v[:, None] for numbers",
+        )
         flat = merge(v, both.batch, 2)
         out, _ = self.problem.scores.attend(flat, G + plain(both.v).log())
         return out.reshape(*both.batch, *out.shape[1:]).to(self.regularised_cost.dtype)
@@ -181,7 +187,9 @@ class EntropicProblem:
     def _features(self, x: Tensor, y: Tensor) -> DualPieces:
         f = self.cost.features(x, y, self.pair.space, self.eps)
         if f is None:
-            raise DerivativeError(f"{self.cost} is not made of scalar products")
+            raise DerivativeError(
+                f"{self.cost} is not made of scalar products; pass PowerCost(2) or BilinearCost(A)"
+            )
         return DualPieces(Bilinear(f.q, f.k), f.row, f.column)
 
     def _differences(self, x: Tensor, y: Tensor) -> DualPieces:
@@ -279,7 +287,8 @@ def sinkhorn(
         cost: a `Cost` such as `PowerCost(p)` or `BilinearCost(A)`, or a function c(x, y) that broadcasts
             (*batch, n, 1, d) against (*batch, 1, m, d); the squared geodesic distance by default.
         start: the solution of a nearby problem of the same shape.
-        on_failure: "raise" a `ConvergenceError` that carries the plan, or "return" the plan with its status.
+        on_failure: "raise" raises `ConvergenceError`, which carries the plan, if ``tol`` is missed;
+            "return" returns it, with its ``status``.
 
     >>> from otflow import sinkhorn
     >>> import otflow as of
@@ -309,7 +318,9 @@ def _other_gaussian(nu: Measure, cost: Any) -> Gaussian:
 def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
     out = value.to(dtype)
     if bool((torch.isfinite(value) & ~torch.isfinite(out)).any()):
-        raise NotFiniteError(f"entropic transport: the cost leaves the range of {dtype}", value)
+        raise NotFiniteError(
+            f"entropic transport: the cost leaves the range of {dtype}; divide points by 1e3", value
+        )
     return out
 
 
@@ -427,6 +438,8 @@ def _nonnegative(value: Tensor, plans: list[EntropicTransport]) -> Tensor:
     ).sum(0).to(value.dtype)
     if bool((value < -bound).any()):
         raise ConvergenceError(
-            f"Sinkhorn divergence = {float(value.min()):.3g}, below zero by more than its error bound.", value
+            f"Sinkhorn divergence = {float(value.min()):.3g}, below zero by more than its error bound; "
+            "pass Sinkhorn(eps, tol=1e-12).",
+            value,
         )
     return torch.where(value < 0, value - plain(value), value)  # rounding hides the value, not its slope

@@ -62,7 +62,11 @@ def conditional_wasserstein(mu: Measure, nu: Measure, p: float = 2) -> Tensor:
     d, codes = _distance(both, ours, theirs, p)
     d = d.reshape(both.batch).to(mu.dtype)
     if bool((codes > 0).any()):
-        raise ConvergenceError("conditional_wasserstein: a plan within a fibre is not certified.", d)
+        raise ConvergenceError(
+            "conditional_wasserstein: a plan within a fibre is not certified; "
+            "solve_conditional(..., on_failure='return') returns it.",
+            d,
+        )
     return d
 
 
@@ -96,14 +100,17 @@ def solve_conditional(
     with torch.no_grad():
         found = _gathered(both, ours, theirs, p)
     if strict and bool((found.codes > 0).any()):
-        raise ConvergenceError("solve_conditional: a plan within a fibre is not certified.", found)
+        raise ConvergenceError(
+            "solve_conditional: a plan within a fibre is not certified; on_failure='return' returns it.",
+            found,
+        )
     return found
 
 
 def _order(p: float) -> float:
     p = exponent(p)
     rule = f"beyond {LARGEST} powers of distances leave floating point"
-    checks.require(not LARGEST < p < math.inf, "p", p, rule, "choose a smaller p")
+    checks.require(not LARGEST < p < math.inf, "p", p, rule, f"pass p={LARGEST} or less, or p=math.inf")
     return p
 
 
@@ -185,8 +192,8 @@ def _refuse(unlike: Tensor, batch: torch.Size) -> None:
         f"mass of label {label}" + (f" in member {index} of the batch" if batch else ""),
         f"{ours:.10g} in mu and {theirs:.10g} in nu",
         "the conditional distance is infinite unless both measures have the same law of labels",
-        "repair the labels; relaxed_conditional lets them move at a price, sequence_distance compares "
-        "sequences of different length",
+        "call relaxed_conditional, which lets labels move at a price, or sequence_distance for sequences of "
+        "different length",
     )
 
 
@@ -394,7 +401,11 @@ def relaxed_conditional(
         status.names(codes),
     )
     if loud and bool((codes > 0).any()):
-        raise ConvergenceError("relaxed_conditional: not all plans are certified; see .result.status", result)
+        raise ConvergenceError(
+            "relaxed_conditional: not all plans are certified; "
+            "on_failure='return' returns them with their status.",
+            result,
+        )
     return result
 
 

@@ -323,7 +323,9 @@ def _rows(c: Any, g: Array) -> Array:
 def reachable(distance: float) -> float:
     """The distance itself, or an error if it overflows."""
     rule = "it is beyond floating point"
-    checks.require(math.isfinite(distance), "the largest distance", distance, rule, "rescale the points")
+    checks.require(
+        math.isfinite(distance), "the largest distance", distance, rule, "rescale the points, x / 1e3, say"
+    )
     return float(distance)
 
 

@@ -139,7 +139,7 @@ def in_units(c: Coupling, p: float, batch: torch.Size) -> ExactTransport:
     wrong = (c.value > 0) & ~(torch.isfinite(value) & (value > torch.finfo(value.dtype).tiny))
     if wrong.any():
         rule = "it leaves the range of floating point"
-        remedy = "rescale the points, or ask for the distance itself by wasserstein"
+        remedy = "call wasserstein for the distance itself, or divide the points by their size"
         checks.fail(f"distance^{p:g}", f"{c.unit[wrong][0].item():.3g}^{p:g}", rule, remedy)
     gap = torch.where(c.value > 0, (c.value - c.bound).abs() / c.value, torch.zeros_like(c.value))
     fields = (

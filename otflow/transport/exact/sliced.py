@@ -74,7 +74,12 @@ def _directions(directions: Any, rng: int | np.random.Generator | None, d: int) 
     length = norm(theta)[:, None]
     if ((length - 1).abs() > 1e-6).any():
         worst = length.flatten()[(length - 1).abs().argmax()].item()
-        checks.fail("|direction|", worst, "directions are unit vectors within 1e-6", "normalise them")
+        checks.fail(
+            "|direction|",
+            worst,
+            "directions are unit vectors within 1e-6",
+            "pass theta / theta.norm(dim=-1, keepdim=True)",
+        )
     return theta / length
 
 

@@ -183,7 +183,7 @@ def _other_gaussian(nu: Measure, p: float) -> Gaussian:
 def _order(p: float) -> float:
     p = exponent(p)
     rule = f"beyond {LARGEST} powers of distances leave floating point"
-    checks.require(p <= LARGEST, "p", p, rule, "choose a smaller p")
+    checks.require(p <= LARGEST, "p", p, rule, f"pass p={LARGEST} or less")
     return p
 
 

@@ -264,7 +264,7 @@ def test_the_metric_is_the_root() -> None:
         (lambda: clusters.limit_set([[1.0, 2.0]], [[1.0, 0.0]]), "independent columns"),
         (lambda: clusters.limit_set([[1.0, 2.0]], EYE[3]), "independent columns"),
         (lambda: clusters.distinct([[[1.0]]], 0.1), "values.shape"),
-        (lambda: clusters.distinct([1.0], -0.1), "tol"),
+        (lambda: clusters.distinct([1.0], -0.1), "radius"),
         (lambda: clusters.distinct(np.zeros((3, 0)), 1.0), "values.shape"),
         (lambda: clusters.hull([[0.0, 0.0], [1e200, 0.0], [0.0, 1e200]]), "volume"),
     ],

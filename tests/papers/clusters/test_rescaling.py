@@ -177,9 +177,9 @@ def test_boolean_matrices_have_as_many_leaders_as_their_rank() -> None:
     near = 0.999 * B + 0.001 / 12
     assert torch.equal(clusters.boolean_limit(near), B)
     assert not clusters.is_boolean(near).any()
-    assert clusters.is_boolean(near, 1e-3).all()
+    assert clusters.is_boolean(near, atol=1e-3).all()
     near[0, 4] = 1 / 12
-    assert clusters.undecided(near, 1e-3).nonzero().tolist() == [[0, 4]]
+    assert clusters.undecided(near, atol=1e-3).nonzero().tolist() == [[0, 4]]
 
 
 # --- what is published ---------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_on_a_line_this_is_so_for_every_start_with_both_signs() -> None:
     x = in_square(12, 1, 12)
     traj = clusters.run(x, EYE[1], EYE[1], EYE[1], t1=12.0, save_at=[12.0])
     (P,) = matrices(traj, EYE[1])
-    assert clusters.is_boolean(P, 1e-12).all()
+    assert clusters.is_boolean(P, atol=1e-12).all()
     assert (clusters.rank(P) == 2).all()
     led = torch.zeros(12, 12, dtype=torch.bool)
     for k, cloud in enumerate(x):
@@ -332,7 +332,7 @@ def test_the_integral_of_the_pair_has_all_digits(y: float) -> None:
         (lambda: clusters.attention_matrix(0.0, [[1.0, 2.0]], EYE[1], EYE[1], EYE[1]), "x.shape"),
         (lambda: clusters.rank([[0.5, 0.5]]), "P.shape"),
         (lambda: clusters.leaders([[0.5, 0.6], [0.5, 0.5]]), "sum to one"),
-        (lambda: clusters.undecided([[1.0]], tol=0.0), "tol"),
+        (lambda: clusters.undecided([[1.0]], atol=0.0), "atol"),
         (lambda: clusters.decay(-1.0, EYE[2]), "min"),
         (lambda: clusters.decay(1.0, [[1.0, 2.0], [0.0, 1.0]]), "symmetric"),
         (lambda: clusters.decay(1.0, [[-1.0]]), "semidefinite"),

@@ -223,7 +223,7 @@ def test_from_a_hemisphere_tokens_meet_at_least_as_fast_as_the_bound() -> None:
 def test_in_three_dimensions_all_tokens_meet(beta: float) -> None:
     mu = perspective.uniform(8, 3, rng=RNG(12), batch=(6,))
     final = of.flow(mu, perspective.attention(beta, 3), of.Dopri5(), t1=1000.0, save_at=[1000.0]).final
-    assert bool((of.observables.cluster_count(final, tol=1e-3) == 1).all())
+    assert bool((of.observables.cluster_count(final, radius=1e-3) == 1).all())
 
 
 # --- random weights ------------------------------------------------------------------------------------

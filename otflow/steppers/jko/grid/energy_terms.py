@@ -143,7 +143,9 @@ def _only(internal: list[tuple[Internal, float]], energy: Energy) -> tuple[Inter
         remedy = "add Entropy(), PorousMedium(m) or DensityBound(limit), or use Particles without one"
         checks.fail("energy", [repr(term) for term, _ in energy.pairs()], rule, remedy)
     U, c = internal[0]
-    checks.require(c > 0, f"factor of {U!r}", c, "an internal energy must be convex", "make its factor > 0")
+    checks.require(
+        c > 0, f"factor of {U!r}", c, "an internal energy must be convex", f"pass {abs(c) or 1.0:g} * {U!r}"
+    )
     return U, c
 
 
@@ -169,7 +171,7 @@ def _conjugate(U: Internal, c: float, mu: Grid, tau: float) -> Conjugate:
 def _(U: DensityBound, c: float, mu: Grid, tau: float) -> Conjugate:
     volume = math.prod(mu.density.shape[len(mu.batch) :]) * mu.cell
     rule = f"a unit of mass does not fit under {U!r} in this box"
-    remedy = "raise the limit or enlarge the box"
+    remedy = f"pass DensityBound({math.ceil(100 / volume) / 100:g}) or more, or wider axes"
     checks.require(U.limit * volume >= 1, "limit * volume of the box", U.limit * volume, rule, remedy)
     window = 0.1 * min(mu.spacing) ** 2 / tau  # spreads a free density by less than half a cell a step
     return Bounded(U, 1.0, U.limit, window)

@@ -129,7 +129,10 @@ def _resolved(mu: Grid, eps: float) -> None:
     least = 2 * max(mu.spacing) ** 2 / 3
     if eps < least * (1 - 1e-9):
         checks.fail(
-            "eps", eps, f"on this grid mass is stuck below eps = {least:.3g}", "raise it, or refine the grid"
+            "eps",
+            eps,
+            f"on this grid mass is stuck below eps = {least:.3g}",
+            f"pass eps={least:.3g} or more, or a finer grid",
         )
 
 

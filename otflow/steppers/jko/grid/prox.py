@@ -54,7 +54,13 @@ class Split:
         """Refuse an entropy so negative that the step has no minimiser."""
         good = scale + self.entropy > 0
         rule = f"eps / dt = {scale:g} must outweigh it"
-        checks.require(good, "factor of Entropy()", self.entropy, rule, "raise eps, or take a smaller dt")
+        checks.require(
+            good,
+            "factor of Entropy()",
+            self.entropy,
+            rule,
+            f"divide dt by {-1.1 * self.entropy / scale:.3g}, or pass a larger eps",
+        )
 
 
 def split(energy: Energy, mu: Grid, *, entropy: float = 0.0) -> Split:
@@ -103,7 +109,7 @@ def _fits(term: Internal, mu: Grid) -> None:
     volume = mu.cell * mu.density[(0,) * len(mu.batch)].numel()
     if isinstance(term, DensityBound):
         room, rule = term.limit * volume, "the grid cannot hold the mass 1 below this density"
-        remedy = "raise the limit or enlarge the grid"
+        remedy = f"pass DensityBound({math.ceil(100 / volume) / 100:g}) or more, or wider axes"
         checks.require(room >= 1 - 1e-12, "limit * volume of the grid", room, rule, remedy)
 
 
