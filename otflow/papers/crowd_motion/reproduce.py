@@ -42,7 +42,7 @@ SHARP_STEPS, SHARP_TOL = 5, 5e-2  # without blur the density jumps, and more ste
 
 def run(frame: Frame) -> Result:
     """Two crowds with blur, one without, and the line."""
-    n, blur, crowds = frame.size(64, 128), of.EntropicJKO(EPS, debiased=True, tol=1e-8), {}
+    n, blur, crowds = frame.size(64, 128), of.EntropicJKO(of.Sinkhorn(EPS, tol=1e-8), debiased=True), {}
     for k, (name, scene) in enumerate(SCENES.items()):
         frame.stage(0.35 * k, f"{name}, {n} x {n} cells")
         crowds[name] = follow(scene, n, blur, scene.steps)

@@ -172,7 +172,7 @@ def halo(eps: float) -> float:
     True
     """
     scene = SCENES["bowl"]
-    found = follow(scene, 64, of.EntropicJKO(eps, debiased=True, tol=1e-8), scene.steps)
+    found = follow(scene, 64, of.EntropicJKO(of.Sinkhorn(eps, tol=1e-8), debiased=True), scene.steps)
     return l1(found.densities[-1].density, found.packed, found.densities[-1])
 
 

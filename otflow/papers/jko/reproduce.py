@@ -85,7 +85,10 @@ def run(frame: Frame) -> Result:
 def _blurred(frame: Frame) -> Blur:
     cells, eps = frame.size((64, (2e-3, 6e-4)), (128, (2e-3, 6e-4, 2e-4)))
     return {
-        word: {e: grids.blurred(cells, of.EntropicJKO(e, debiased="debiased" in word, tol=1e-8)) for e in eps}
+        word: {
+            e: grids.blurred(cells, of.EntropicJKO(of.Sinkhorn(e, tol=1e-8), debiased="debiased" in word))
+            for e in eps
+        }
         for word in ("entropic", "entropic, debiased")
     }
 
