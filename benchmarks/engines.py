@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/engines.py
 
 Every engine solves the same problem through `sinkhorn`, which measures its marginal error: this is what a
-user gets who switches engines. The table in docs/choosing.md is the output of this script.
+user gets who switches engines. The table in docs/choosing.md is part of its output.
 """
 
 from __future__ import annotations
