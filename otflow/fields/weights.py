@@ -161,7 +161,7 @@ def weight(value: Any, name: str, ndim: int = 2) -> Weight:
     if len(shape) < ndim or 0 in shape:
         kind = "a matrix" if ndim == 2 else "a vector"
         rule = f"{kind} is needed, with batch axes in front if any"
-        alone = f"pass {name}[None] if it is one {'row' if ndim == 2 else 'number'}"
+        alone = f"reshape {name}, {name}[None] if it is one {'row' if ndim == 2 else 'number'}"
         remedy = alone if 0 not in shape else f"pass {name} with at least one entry"
         checks.fail(f"{name}.shape", tuple(shape), rule, remedy)
     return constant

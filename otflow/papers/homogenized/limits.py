@@ -59,7 +59,9 @@ def s_matrix(x: Any, *, weights: GaussianWeights, beta: float, draws: int = 1024
             m = barycentres(weights, flat, beta, min(step, total - k), source, ambient=False)
             out += (m @ m.mT).sum(1)
     if not bool(torch.isfinite(out).all()):
-        raise NotFiniteError("s is not finite (scores overflow); pass beta={beta / 10:g}.", out)
+        raise NotFiniteError(
+            f"s is not finite (scores overflow); pass a smaller beta, {beta / 10:g} say.", out
+        )
     return (out / total).reshape(*x.shape[:-1], x.shape[-2])
 
 

@@ -227,7 +227,7 @@ def _run(
         if not bool(((x.norm(dim=-1) - 1).abs() < 1e-6).all()):  # 0 if the norm overflows
             raise NotFiniteError(
                 f"tokens are not finite after {at} layers (scores or values overflow); "
-                "divide sigma_V or eta by 10.",
+                "rescale the weights, sigma_V / 10, say, or eta.",
                 torch.stack(kept),
             )
     return torch.stack(kept)

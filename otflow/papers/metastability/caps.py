@@ -194,7 +194,7 @@ def uniform_condition(d: int, n: int, beta: float) -> UniformCaps:
     eps = 4 * log_d / d if log_d < 700 else math.exp(log_eps)
     tail = (math.log(2) + 2 * log_n - log_eps) / beta
     if not math.isfinite(tail):
-        checks.fail("beta", beta, "the condition is beyond float64", "pass beta=1e-280 or more")
+        checks.fail("beta", beta, "the condition is beyond float64", "pass a larger beta, 1e-280 or more")
     likely = max(0.0, -math.expm1(min(math.log(2) + 2 * log_n - log_d / 64, 0.0)))
     return UniformCaps(eps, 4 * math.sqrt(eps) + 12 * eps + tail, eps**2 + 10 * eps + tail, likely)
 

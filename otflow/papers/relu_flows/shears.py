@@ -296,7 +296,7 @@ def _permutation(perm: Any, box: Any) -> tuple[Index, Array, Array]:
 def corners(box: Any, d: int) -> tuple[Array, Array]:
     """Lower and upper corner (d,) of a box."""
     if not isinstance(box, Sequence | np.ndarray) or isinstance(box, str) or len(box) != 2:
-        checks.fail("box", f"{box!r:.60}", "(low, high) is needed", "pass box=(0.0, 1.0), say")
+        checks.fail("box", f"{box!r:.60}", "(low, high) is needed", "pass two corners, box=(0.0, 1.0), say")
     low, high = (_finite(corner, f"box[{i}]", ndim=None) for i, corner in enumerate(box))
     with np.errstate(over="ignore"):
         fits = low.shape in ((), (d,)) and high.shape in ((), (d,)) and bool(np.isfinite(high - low).all())

@@ -173,11 +173,11 @@ def test_heavy_tails_are_within_reach_of_heavy_tails_and_support_counts() -> Non
         (lambda: rf.knothe_rosenblatt([norm()] * 2, curved, 4, samples=2**31), "samples"),
         (lambda: rf.knothe_rosenblatt([norm()] * 2, curved, 9, delta=2.0), "overlap"),
         (lambda: rf.knothe_rosenblatt([norm()] * 2, lambda j, y: norm(np.zeros(7), 1), 4), "broadcast"),
-        (lambda: rf.maurey(([[1.0]], [[1.0]], [0.0]), 0), "M = 0"),
+        (lambda: rf.maurey(([[1.0]], [[1.0]], [0.0]), 0, rng=0), "M = 0"),
         (lambda: rf.maurey(([[1.0]], [[1.0]], [0.0]), 5, rng=None), "rng"),
-        (lambda: rf.maurey(([[0.0]], [[1.0]], [0.0]), 5), "moves something"),
-        (lambda: rf.maurey(([[1e200, 0.0]], [[0.0, 1e200]], [0.0]), 5), "floating point"),
-        (lambda: rf.maurey("abc", 5), "neurons"),
+        (lambda: rf.maurey(([[0.0]], [[1.0]], [0.0]), 5, rng=0), "moves something"),
+        (lambda: rf.maurey(([[1e200, 0.0]], [[0.0, 1e200]], [0.0]), 5, rng=0), "floating point"),
+        (lambda: rf.maurey("abc", 5, rng=0), "neurons"),
         (lambda: rf.lie_trotter(([[1.0]], [[1.0, 2.0]], [0.0]), 5), "shape"),
         (lambda: rf.lie_trotter(([[1.0]], [[1.0]], [0.0]), 5, T=-1.0), "T = -1"),
         (lambda: rf.polar(lambda x: x, 0), "mesh"),
@@ -338,7 +338,7 @@ def test_lie_trotter_has_rate_one() -> None:
 def test_steep_neurons_may_act_for_a_short_time() -> None:
     for flow in (
         rf.lie_trotter(([[1000.0]], [[1.0]], [0.0]), 4, T=0.01),
-        rf.maurey(([[1000.0]], [[1.0]], [0.0]), 4, T=0.01),
+        rf.maurey(([[1000.0]], [[1.0]], [0.0]), 4, T=0.01, rng=0),
     ):
         assert flow([1.0]).item() == pytest.approx(math.exp(10))
 
