@@ -22,6 +22,7 @@ from otflow.dynamics.recorder import Observables, Recorder, observables
 from otflow.dynamics.schedule import StepEnd, saves_start, schedule
 from otflow.dynamics.trajectory import Trajectory
 from otflow.fields import VelocityField
+from otflow.fields.base import extended
 from otflow.measures import Measure, where
 from otflow.steppers import Memory, Step, Stepper
 
@@ -54,7 +55,8 @@ def flow(
     Differentiable in mu0 and in the weights of the field when one of them requires grad.
 
     Args:
-        mu0: the measure at t0.
+        mu0: the measure at t0. A batch is extended by batch axes of the weights: clouds (4, n, d) under
+            weights (5, 1, d, d) are a batch (5, 4).
         field: its velocity; steps end exactly where its weights jump.
         stepper: `Euler()`, `Heun()`, `RK4()`, `JKO()` with ``dt``, or the adaptive `Dopri5()` without.
         t1, dt, t0: final time, step, initial time.
@@ -77,6 +79,7 @@ def flow(
     ('ok', 101)
     """
     times = _check(mu0, field, stepper, t0, t1, dt, noise, on_failure)
+    mu0 = extended(mu0, field, times.t0)
     ends = schedule(times.t0, times.t1, times.dt, save_at, field.switches, adaptive=stepper.adaptive)
     limits = _limits(stop, max_steps, max_seconds)
     with torch.set_grad_enabled(_wants_grad(mu0, field, noise, times)):
