@@ -12,10 +12,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from otflow.base import checks, status
 from otflow.base.errors import FlowError, StepError
+from otflow.base.progress import bar
 from otflow.base.tangent import align, as_tangent
 from otflow.dynamics.noise import BrownianPath, Noise
 from otflow.dynamics.recorder import Observables, Recorder, observables
@@ -88,8 +88,8 @@ def flow(
         log = Recorder(observables(observe))
         if saves_start(times.t0, times.t1, save_at):
             log.save(times.t0, mu0)
-        with tqdm(total=times.t1 - times.t0, disable=not progress, unit="t") as bar:
-            run = _drive(run, FlowProblem(field, stepper, noise, path), ends, limits, log, bar)
+        with bar(total=times.t1 - times.t0, progress=progress, unit="t") as shown:
+            run = _drive(run, FlowProblem(field, stepper, noise, path), ends, limits, log, shown)
     return _finish(run, log, on_failure)
 
 
@@ -196,13 +196,13 @@ def _start(mu0: Measure, field: VelocityField, stepper: Stepper, times: FlowTime
 
 
 def _drive(
-    run: FlowRun, problem: FlowProblem, ends: list[StepEnd], limits: StepLimits, log: Recorder, bar: Any
+    run: FlowRun, problem: FlowProblem, ends: list[StepEnd], limits: StepLimits, log: Recorder, shown: Any
 ) -> FlowRun:
     """Advance from one forced end to the next, saving on the way; keep everything whatever happens."""
     try:
         for end in ends:
             for state in _advance(run, problem, end.t, limits, log):
-                bar.update(max(0.0, float(state.t.min() - run.t.min())))
+                shown.update(max(0.0, float(state.t.min() - run.t.min())))
                 run = state  # the latest state, also when the next step raises
             if not bool(run.running.any()):
                 break
