@@ -61,7 +61,8 @@ def image(thing: Any) -> str:
 
 
 def _encoded(fig: Figure, words: str) -> str:
-    canvas, file = FigureCanvasAgg(fig), io.BytesIO()
+    canvas: Any = FigureCanvasAgg(fig)
+    file = io.BytesIO()
     fig.patch.set_alpha(0.0)
     for ax in fig.axes:
         ax.patch.set_alpha(0.0)
@@ -157,7 +158,8 @@ def _(mu: Particles, ax: Axes, colour: str) -> None:
         _frame(mu, ax)
         _dots(array(mu.x), array(mu.w), ax, colour)
         return
-    x, share = np.sort(array(mu.x)[:, 0]), array(mu.w)[np.argsort(array(mu.x)[:, 0])].cumsum()
+    order, some = np.argsort(array(mu.x)[:, 0]), _some(mu.n)
+    x, share = array(mu.x)[order, 0][some], array(mu.w)[order].cumsum()[some]
     ax.step([x[0], *x], [0.0, *share], where="post", color=colour, linewidth=1.0)
 
 
@@ -165,8 +167,10 @@ def _(mu: Particles, ax: Axes, colour: str) -> None:
 def _(mu: Gaussian, ax: Axes, colour: str) -> None:
     mean, R = array(mu.mean), array(mu.root)
     if mu.d == 1:
-        z, s = np.linspace(-4, 4, 121), max(float(np.linalg.norm(R)), 1e-300)
-        ax.fill_between(mean[0] + s * z, np.exp(-(z**2) / 2) / s, color=colour, alpha=0.4, lw=0)
+        z, deviation = np.linspace(-4, 4, 121), max(float(np.linalg.norm(R)), 1e-300)
+        ax.fill_between(
+            mean[0] + deviation * z, np.exp(-(z**2) / 2) / deviation, color=colour, alpha=0.4, lw=0
+        )
         return
     a = np.linspace(0, 2 * np.pi, 121)
     u, s, _ = np.linalg.svd(R[:2])
@@ -181,12 +185,16 @@ def _(mu: Gaussian, ax: Axes, colour: str) -> None:
 def _(mu: Grid, ax: Axes, colour: str) -> None:
     rho, axes = array(mu.density), [array(a) for a in mu.axes]
     if len(axes) == 1:
-        ax.fill_between(axes[0], rho, color=colour, alpha=0.4, linewidth=0)
+        stride = -(-len(rho) // (4 * CELLS))
+        ax.fill_between(axes[0][::stride], rho[::stride], color=colour, alpha=0.4, linewidth=0)
         return
     rho = rho.sum(tuple(range(2, rho.ndim)))
     strides = [-(-n // CELLS) for n in rho.shape]
-    edges = [e for a, h in zip(axes, mu.spacing, strict=True) for e in (a[0] - h / 2, a[-1] + h / 2)][:4]
-    ax.imshow(rho[:: strides[0], :: strides[1]].T, origin="lower", extent=edges, cmap=HEAT, aspect="equal")
+    (left, right), (low, high), *_ = (
+        (a[0] - h / 2, a[-1] + h / 2) for a, h in zip(axes, mu.spacing, strict=True)
+    )
+    extent = (left, right, low, high)
+    ax.imshow(rho[:: strides[0], :: strides[1]].T, origin="lower", extent=extent, cmap=HEAT, aspect="equal")
 
 
 @_show.register
