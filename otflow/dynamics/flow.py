@@ -29,6 +29,7 @@ from otflow.steppers import Memory, Step, Stepper
 # Chosen: a batch of at least MANY members goes on without those that have arrived once no more than the
 # part FEW of it still runs.
 MANY, FEW = 512, 0.8
+BAR = "{percentage:3.0f}%|{bar}| {n:.4g} of {total:.4g} in time [{elapsed}<{remaining}]"
 ORDER = "flow takes a measure such as Particles(x), a field and a stepper, in this order"
 Stop = Callable[[Tensor, Measure], Any]
 
@@ -88,7 +89,7 @@ def flow(
         log = Recorder(observables(observe))
         if saves_start(times.t0, times.t1, save_at):
             log.save(times.t0, mu0)
-        with bar(total=times.t1 - times.t0, progress=progress, unit="t") as shown:
+        with bar(total=times.t1 - times.t0, progress=progress, bar_format=BAR) as shown:
             run = _drive(run, FlowProblem(field, stepper, noise, path), ends, limits, log, shown)
     return _finish(run, log, on_failure)
 

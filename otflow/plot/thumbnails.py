@@ -114,8 +114,9 @@ def _ladder(found: Any, fig: Figure) -> str:
     logs = [float(log.median()) for log in found.rungs.values()]
     finite = [log for log in logs if math.isfinite(log)]
     bars = [log if math.isfinite(log) else 10 * max(map(abs, finite), default=1.0) for log in logs]
-    ax.barh(range(len(bars)), bars, color=RUNGS[: len(bars)], height=0.7)
     ax.set_xscale("asinh", linear_width=0.1)
+    ax.barh(range(len(bars)), bars, color=RUNGS[: len(bars)], height=0.7)
+    ax.set_xlim(min(0.0, 1.2 * min(bars)), max(0.0, 1.2 * max(bars)) or 1.0)
     ax.axvline(0.0, color=FRAME, linewidth=0.8)
     ax.set(yticks=range(len(bars)), yticklabels=list(found.rungs), xticks=[0.0])
     ax.minorticks_off()
