@@ -31,7 +31,7 @@ SLOW_DOCTESTS = {
     "otflow.papers.jko.runs.brackets",
     "otflow.papers.jko.runs.on_line",
 }
-# Stories run in processes of their own; collecting them as modules with docstrings would run them here as well.
+# Stories run in processes of their own; collecting their docstrings would import them, which runs them here.
 collect_ignore = [
     path for path in (Path(__file__).parent / "stories").glob("*.py") if not path.name.startswith("test_")
 ]

@@ -52,6 +52,9 @@ class Tangent(_Pieces):
     def __add__(self, other: Tangent) -> Tangent:  # type: ignore[override]
         return self.zip(other, lambda a, b: a + b)
 
+    def __radd__(self, other: object) -> Tangent:
+        return self if isinstance(other, int) and other == 0 else NotImplemented  # sum([...]) starts with 0
+
     def __sub__(self, other: Tangent) -> Tangent:
         return self.zip(other, lambda a, b: a - b)
 

@@ -254,6 +254,11 @@ class Trajectory:
         """
         return cls(**unpack(ds))
 
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        rule = "a trajectory is more than one array"
+        remedy = "take traj.stacked.numpy(), which has all of them along time, or traj.to_xarray()"
+        checks.fail("trajectory", self, rule, remedy)
+
     def _repr_html_(self) -> str:
         """What a notebook shows: how the run ended, its worst certificates, the last of what was observed."""
         rows: dict[str, Any] = {"status": status.summary(self.status), "steps": self.steps}

@@ -25,6 +25,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_notebook_without_widgets_gets_text_and_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     shell = SimpleNamespace(config={"IPKernelApp": {}})
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "ipykernel.zmqshell", SimpleNamespace())  # by this newer versions know
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     forget(monkeypatch)
     with pytest.warns(Warning, match="IProgress not found"):

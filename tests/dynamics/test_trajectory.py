@@ -444,3 +444,11 @@ def test_without_xarray_the_error_gives_the_pip_line(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "xarray", None)
     with pytest.raises(ImportError, match="pip install"):
         traj.to_xarray()
+
+
+def test_numpy_is_told_that_a_trajectory_is_more_than_one_array() -> None:
+    traj = run(of.Particles(normal(3, 2)))
+    for call in (np.asarray, np.mean, np.float64(2.0).__mul__):
+        with pytest.raises(of.InputError, match=r"more than one array; take traj.stacked.numpy\(\)"):
+            call(traj)
+    assert traj.stacked.numpy()["x"].shape == (5, 3, 2)

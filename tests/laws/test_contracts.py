@@ -183,3 +183,14 @@ def test_a_contract_is_tried_on_one_measure() -> None:
         of.fields.check(zoo.FIELDS["softmax"](), zoo.MEASURES["batched"]())
     with pytest.raises(of.InputError, match="clouds and Gaussians only"):
         of.metrics.check(of.Wasserstein(), MEASURES["grid"])
+
+
+def test_energies_fields_and_tangents_are_summed_by_sum() -> None:
+    F, v = of.Potential(zoo.harmonic), zoo.FIELDS["softmax"]()
+    mu = zoo.MEASURES["cloud"]()
+    assert sum([F, F])(mu).item() == 2 * F(mu).item()  # type: ignore[operator]
+    twice = sum([v, v])(0.0, mu)[0]  # type: ignore[operator]
+    assert torch.equal(twice, sum([v(0.0, mu), v(0.0, mu)])[0])  # type: ignore[index]
+    for thing in (F, v, v(0.0, mu)):
+        with pytest.raises(TypeError):
+            1 + thing  # type: ignore[operator]
