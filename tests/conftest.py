@@ -31,6 +31,10 @@ SLOW_DOCTESTS = {
     "otflow.papers.jko.runs.brackets",
     "otflow.papers.jko.runs.on_line",
 }
+# Stories run in processes of their own; collecting their docstrings would import them, which runs them here.
+collect_ignore = [
+    path for path in (Path(__file__).parent / "stories").glob("*.py") if not path.name.startswith("test_")
+]
 ROOMS = ("tests/papers", "otflow/papers")  # what stands above the library
 
 

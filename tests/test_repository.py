@@ -207,6 +207,8 @@ def test_relative_and_absolute_imports_are_both_seen(tmp_path: Path, monkeypatch
 UNWANTED = {
     "import otflow": "torch numpy scipy matplotlib ot",
     "import otflow as of; of.Euler, of.Dopri5, of.flow": "otflow.steppers.jko otflow.stability matplotlib",
+    "import otflow as of; of.Particles([[0.0]])._repr_html_()": "matplotlib.pyplot otflow.stability ot",
+    "import otflow.reproduce.claim as c; c.Source('')('').equal(1, 1)._repr_html_()": "torch numpy",
     "import otflow.plot": "otflow.stability otflow.steppers.jko otflow.papers",
     "import otflow.papers.metastability.reproduce": "otflow.papers.perspective otflow.papers.clusters",
     "import otflow as of; of.papers.clusters.hull": "otflow.papers.jko otflow.papers.clusters.reproduce",

@@ -71,10 +71,20 @@ def test_layers_with_batch_axes_run_adaptively() -> None:
         torch.testing.assert_close(together[i].coords[0], alone.coords[0], rtol=0, atol=1e-7)
 
 
-def test_a_constant_weight_with_too_many_axes_is_refused_by_adaptive_runs_too() -> None:
+def test_a_constant_weight_with_more_axes_than_the_clocks_is_not_paired_with_them() -> None:
     mu, V = of.Particles(normal(3, 5, 2)), normal(3, 3, 2, 2)
-    with pytest.raises(of.InputError, match=r"V.shape = \(3, 3, 2, 2\)"):
-        of.flow(mu, of.SoftmaxAttention(EYE, EYE, V), of.Dopri5(), t1=0.1)
+    with pytest.raises(of.InputError, match=r"V.shape = \(3, 3, 2, 2\).*mu.expand\(3, 3\)"):
+        of.SoftmaxAttention(EYE, EYE, V)(0.0, mu)
+    found = of.flow(mu, of.SoftmaxAttention(EYE, EYE, V), of.Dopri5(), t1=0.1, save_at=[0.1]).final
+    for i, j in ((0, 2), (2, 1)):
+        alone = of.flow(mu[j], of.SoftmaxAttention(EYE, EYE, V[i, j]), of.RK4(), t1=0.1, dt=0.01).final
+        torch.testing.assert_close(found[i, j].coords[0], alone.coords[0], rtol=0, atol=1e-6)
+
+
+def test_a_stack_of_layers_under_one_cloud_is_not_taken_for_a_sweep() -> None:
+    field = of.SoftmaxAttention(EYE, EYE, normal(12, 2, 2))
+    with pytest.raises(of.InputError, match=r"Layers\(V\); for a sweep .* mu.expand\(12\)"):
+        of.flow(of.Particles(normal(5, 2)), field, of.Euler(), t1=1.0, dt=0.5)
 
 
 def test_directions_of_another_shape_are_refused_by_jvp_and_vjp() -> None:

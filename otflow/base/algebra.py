@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from otflow.base import checks
 
@@ -31,6 +31,9 @@ class Linear(Generic[T]):
 
     def __add__(self, other: T) -> T:
         return self._plus(other, 1.0) if isinstance(other, self.kind) else NotImplemented
+
+    def __radd__(self, other: object) -> Self:
+        return self if isinstance(other, int) and other == 0 else NotImplemented  # sum([...]) starts with 0
 
     def __sub__(self, other: T) -> T:
         return self._plus(other, -1.0) if isinstance(other, self.kind) else NotImplemented

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import cache
 from typing import Any
 
 from otflow.base import checks
@@ -20,12 +22,15 @@ def bar(total: float, doing: str, unit: str, *, progress: bool) -> Any:
     ...     shown.update(1), shown.disable
     (None, True)
     """
-    if not checks.instance(progress, bool, "progress"):
-        from tqdm import tqdm
-
-        return tqdm(total=total, disable=True)
-    # Here and not above: in a notebook without ipywidgets the import warns, which is for those who want bars.
-    from tqdm.auto import tqdm as shown
-
+    hidden = not checks.instance(progress, bool, "progress")
     layout = MEASURED if isinstance(total, float) else COUNTED
-    return shown(total=total, desc=doing, unit=f" {unit}", bar_format=layout)
+    return _kind()(total=total, desc=doing, unit=f" {unit}", bar_format=layout, disable=hidden)
+
+
+@cache
+def _kind() -> Any:
+    """The bar for the place where we are: a widget if the notebook has widgets, else text, without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tqdm.auto import tqdm
+    return tqdm

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 else:
     _Pieces = tuple
 
+FEW = 24  # numbers that a tangent shows; chosen: a screen holds them
+
 
 class Tangent(_Pieces):
     """A tuple of tensors that adds and scales like one vector.
@@ -34,6 +36,11 @@ class Tangent(_Pieces):
     __slots__ = ()
     __array_ufunc__ = None  # so that numpy numbers on the left leave the product to us
 
+    def __repr__(self) -> str:
+        """The numbers if they are few, else the shapes."""
+        few = sum(piece.numel() for piece in self) <= FEW
+        return f"Tangent({super().__repr__() if few else ', '.join(str(tuple(p.shape)) for p in self)})"
+
     def map(self, f: Callable[[Tensor], Tensor]) -> Tangent:
         """Apply ``f`` to every piece."""
         return Tangent(f(piece) for piece in self)
@@ -44,6 +51,9 @@ class Tangent(_Pieces):
 
     def __add__(self, other: Tangent) -> Tangent:  # type: ignore[override]
         return self.zip(other, lambda a, b: a + b)
+
+    def __radd__(self, other: object) -> Tangent:
+        return self if isinstance(other, int) and other == 0 else NotImplemented  # sum([...]) starts with 0
 
     def __sub__(self, other: Tangent) -> Tangent:
         return self.zip(other, lambda a, b: a - b)

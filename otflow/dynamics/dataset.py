@@ -15,7 +15,7 @@ import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -44,10 +44,11 @@ DIMS: Mapping[type[Measure], dict[str, tuple[str, ...]]] = {
 }
 SMALL = (torch.int8, torch.uint8, torch.int16)  # widened to int32
 Variable = tuple[tuple[str, ...], np.ndarray, dict[str, str]]
+BatchNames: TypeAlias = Sequence[str] | Mapping[str, Any]
 
 
-def pack(run: Mapping[str, Any], batch: Sequence[str] | None = None) -> xarray.Dataset:
-    """The fields of a trajectory as a dataset; ``batch`` names its batch axes.
+def pack(run: Mapping[str, Any], batch: BatchNames | None = None) -> xarray.Dataset:
+    """The fields of a trajectory as a dataset; ``batch`` names its batch axes, a mapping with their ticks.
 
     >>> from otflow.dynamics.dataset import pack
     >>> import torch
@@ -66,7 +67,7 @@ def pack(run: Mapping[str, Any], batch: Sequence[str] | None = None) -> xarray.D
     checks.require(measures, "len(trajectory)", 0, "a dataset needs a measure", remedy)
     own = own_dims(measures[-1])
     axes = _batch_axes(measures[-1], own, batch)
-    coords = _run(run, axes) | _carried(measures, own, axes)
+    coords = _run(run, axes) | _carried(measures, own, axes) | _batch_ticks(measures[-1], batch)
     arrays = _moved(measures, own, axes) | _records(run, axes, {*coords, *own, *axes, *sum(own.values(), ())})
     return xarray.Dataset(arrays, coords=coords, attrs=_attributes(run))
 
@@ -109,9 +110,7 @@ def own_dims(mu: Measure) -> dict[str, tuple[str, ...]]:
     return {name: tuple(f"{name}_dim{i}" for i in range(c.ndim - len(mu.batch))) for name, c in pieces}
 
 
-def _batch_axes(
-    mu: Measure, own: Mapping[str, tuple[str, ...]], given: Sequence[str] | None
-) -> tuple[str, ...]:
+def _batch_axes(mu: Measure, own: Mapping[str, tuple[str, ...]], given: BatchNames | None) -> tuple[str, ...]:
     names = tuple(f"batch{i}" for i in range(len(mu.batch))) if given is None else tuple(given)
     rule = f"one name per batch axis is needed, and the batch is {tuple(mu.batch)}"
     good = not isinstance(given, str) and len(set(names)) == len(names) == len(mu.batch)
@@ -126,6 +125,28 @@ def _batch_axes(
         f"pass {clash[0]}_ there, say" if clash else "",
     )
     return names
+
+
+def _batch_ticks(mu: Measure, given: BatchNames | None) -> dict[str, Variable]:
+    """What the members along each batch axis stand for, as far as it is given: temperatures, seeds."""
+    table = given if isinstance(given, Mapping) else {}
+    return {
+        name: ((name,), _tick(values, name, n), {})
+        for (name, values), n in zip(table.items(), mu.batch, strict=False)
+        if values is not None
+    }
+
+
+def _tick(values: Any, name: str, n: int) -> np.ndarray:
+    array = np.array(values.detach().cpu().numpy() if isinstance(values, Tensor) else values)
+    rule, remedy = f"one entry per member along this axis is needed, ({n},)", "pass a vector, or None"
+    checks.require(array.shape == (n,), f'batch["{name}"].shape', array.shape, rule, remedy)
+    return _portable(array)
+
+
+def _portable(array: np.ndarray) -> np.ndarray:
+    """Strings as objects: those of one width have no place in format 3 of zarr."""
+    return array.astype(object) if array.dtype.kind == "U" else array
 
 
 def _free(name: str, prefix: str, taken: set[str]) -> str:
@@ -166,7 +187,7 @@ def _run(run: Mapping[str, Any], axes: tuple[str, ...]) -> dict[str, Variable]:
     ended = np.asarray(run["status"])
     return {
         "t": _variable(run["ts"], ("t",), "t"),
-        "status": (axes[: ended.ndim], ended, {}),
+        "status": (axes[: ended.ndim], _portable(ended), {}),
         **{name: _variable(run[name], axes, name) for name in ENDS},
     }
 
@@ -292,7 +313,8 @@ def _read_records(ds: xarray.Dataset, role: str) -> dict[str, Tensor]:
 
 
 def _read_status(values: Any) -> Any:
-    found = np.asarray(values, dtype=str)
+    given = np.asarray(values)  # strings of any kind, as files give them
+    found = np.array([str(one) for one in given.ravel()]).reshape(given.shape)
     return str(found) if found.ndim == 0 else found.astype(np.result_type(found, np.array(status.STATUSES)))
 
 

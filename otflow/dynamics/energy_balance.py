@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.status import brief
+from otflow.base.tables import table
 from otflow.base.tangent import Tangent, align
 from otflow.dynamics.trajectory import Trajectory
 from otflow.fields import SteepestDescent, VelocityField
@@ -37,6 +39,21 @@ class EnergyBalance:
     slope: Tensor
     length: Tensor
     residual: Tensor
+
+    def __repr__(self) -> str:
+        fall, relative = brief(self.energy[0] - self.energy[-1]), brief(self.relative)
+        span = f"{len(self.ts)} times in [{float(self.ts[0]):g}, {float(self.ts[-1]):g}]"
+        return f"EnergyBalance({span}, fall {fall}, relative residual {relative})"
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "times": f"{len(self.ts)} in [{float(self.ts[0]):g}, {float(self.ts[-1]):g}]",
+            "energy, at the start": self.energy[0],
+            "energy, at the end": self.energy[-1],
+            "relative residual": self.relative,
+            "monotone": bool(self.monotone.all()),
+        }
+        return table("Energy balance", rows)
 
     @property
     def increase(self) -> Tensor:

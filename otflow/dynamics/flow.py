@@ -24,12 +24,14 @@ from otflow.dynamics.recorder import Observables, Recorder, observables
 from otflow.dynamics.schedule import StepEnd, saves_start, schedule
 from otflow.dynamics.trajectory import Trajectory
 from otflow.fields import VelocityField
+from otflow.fields.base import extended
 from otflow.measures import Measure, where
 from otflow.steppers import Memory, Step, Stepper
 
 # Chosen: a batch of at least MANY members goes on without those that have arrived once no more than the
 # part FEW of it still runs.
 MANY, FEW = 512, 0.8
+BAR = "{percentage:3.0f}%|{bar}| {n:.4g} of {total:.4g} in time [{elapsed}<{remaining}]"
 ORDER = "flow takes a measure such as Particles(x), a field and a stepper, in this order"
 Stop = Callable[[Tensor, Measure], Any]
 
@@ -56,7 +58,8 @@ def flow(
     Differentiable in mu0 and in the weights of the field when one of them requires grad.
 
     Args:
-        mu0: the measure at t0.
+        mu0: the measure at t0. A batch is extended by batch axes of the weights: clouds (4, n, d) under
+            weights (5, 1, d, d) are a batch (5, 4).
         field: its velocity; steps end exactly where its weights jump.
         stepper: `Euler()`, `Heun()`, `RK4()`, `JKO()` with ``dt``, or the adaptive `Dopri5()` without.
         t1, dt, t0: final time, step, initial time.
@@ -79,6 +82,7 @@ def flow(
     ('ok', 101)
     """
     times = _check(mu0, field, stepper, t0, t1, dt, noise, on_failure)
+    mu0 = extended(mu0, field, times.t0)
     ends = schedule(times.t0, times.t1, times.dt, save_at, field.switches, adaptive=stepper.adaptive)
     limits = _limits(stop, max_steps, max_seconds)
     with torch.set_grad_enabled(_wants_grad(mu0, field, noise, times)):
@@ -195,7 +199,7 @@ def _start(mu0: Measure, field: VelocityField, stepper: Stepper, times: FlowTime
 
 
 def _drive(
-    run: FlowRun, problem: FlowProblem, ends: list[StepEnd], limits: StepLimits, log: Recorder, bar: Any
+    run: FlowRun, problem: FlowProblem, ends: list[StepEnd], limits: StepLimits, log: Recorder, shown: Any
 ) -> FlowRun:
     """Advance from one forced end to the next, saving on the way; keep everything whatever happens."""
     try:

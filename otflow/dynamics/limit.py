@@ -19,6 +19,7 @@ from otflow.dynamics.precision import in_double
 from otflow.dynamics.settling import FALLS, NOTHING, STAYS, Watch
 from otflow.dynamics.stretched_time import Modes, Stretched, shaken
 from otflow.fields import VelocityField
+from otflow.fields.base import extended
 from otflow.measures import Gaussian, where
 from otflow.measures.base import pick
 from otflow.steppers import Dopri5, Rosenbrock
@@ -77,7 +78,7 @@ class Limit:
 
     def __repr__(self) -> str:
         if self.rank.ndim:
-            return f"Limit(batch={tuple(self.rank.shape)})"
+            return f"Limit(batch={tuple(self.rank.shape)}, status={status.summary(self.status)!r})"
         values = ", ".join(f"{v:.3g}" for v in self.spectrum.tolist())
         return f"Limit(status={self.status!r}, rank={int(self.rank)}, spectrum=[{values}])"
 
@@ -124,7 +125,7 @@ def limit(
     rule = "a limit is that of weights which do not jump any more"
     remedy = "flow to the last jump first, and ask for the limit of the last layer"
     checks.require(not field.switches, "field.switches", field.switches, rule, remedy)
-    dtype, mu0 = mu0.dtype, _narrow(mu0)
+    dtype, mu0 = mu0.dtype, _narrow(extended(mu0, field, 0.0))
     options = _Options(
         tol=checks.positive(tol, "tol"),
         length=math.log(10) * checks.count(decades, "decades"),

@@ -75,6 +75,9 @@ class BrownianPath:
                 right = middle
         return np.asarray(left + rest * (right - left))
 
+    def __repr__(self) -> str:
+        return f"BrownianPath({self.seed}, {self.shape})"
+
     def increment(self, a: float, b: float) -> np.ndarray:
         """W(b) - W(a)."""
         start = self._last[1] if a == self._last[0] else self(a)  # runs ask for one step after the other
@@ -134,6 +137,14 @@ class Noise(ABC):
         """Tensors that a flow may be differentiated in."""
         return iter(())
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._source()})"
+
+    def _source(self) -> str:
+        if self.path is not None:
+            return f"path={self.path!r}"
+        return f"rng={self.rng if isinstance(self.rng, int) else 'Generator'}"
+
     def bind(self, mu: Measure) -> BrownianPath:
         """The path that will drive mu: the given one, checked, or a new one."""
         shape = self.shape(mu)
@@ -174,6 +185,10 @@ class Scaled(Noise):
             rule = f"tokens have dimension {d}"
             checks.fail("sigma.shape", tuple(self.sigma.shape), rule, f"pass a ({d}, {d}) matrix")
         return super().bind(mu)
+
+    def __repr__(self) -> str:
+        sigma = f"{float(self.sigma):g}" if self.sigma.ndim == 0 else f"matrix={tuple(self.sigma.shape)}"
+        return f"{type(self).__name__}({sigma}, {self._source()})"
 
     def scaled(self, dW: Tensor) -> Tensor:
         sigma = self.sigma.to(dW)

@@ -221,7 +221,7 @@ class Trajectory:
 
         return trajectories.animate(self, interval=interval, frames=frames)
 
-    def to_xarray(self, batch: Sequence[str] | None = None) -> xarray.Dataset:
+    def to_xarray(self, batch: Sequence[str] | Mapping[str, Any] | None = None) -> xarray.Dataset:
         """All of it as an `xarray.Dataset` (needs the extra ``xarray``), which `from_xarray` reads back.
 
         Axes are ``t``, those of the batch, and ``token``, ``coordinate`` for `Particles`; ``coordinate``,
@@ -229,17 +229,19 @@ class Trajectory:
         `Quantiles`. Variables are the coordinates of the measure, the observables (``observed_x`` where the
         name x is taken) and the certificates (``certificate_residual``). Weights ``w``, ``label``,
         ``status``, ``ended`` and ``blow_up_time`` are coordinates of the dataset, the rest are attributes. It
-        can be written with ``ds.to_netcdf``, in netCDF 3 as well. Gradients and devices are left behind.
+        can be written with ``ds.to_netcdf``, in netCDF 3 as well, and with ``ds.to_zarr``. Gradients and
+        devices are left behind.
 
         Args:
-            batch: names of the batch axes, such as ("temperature", "seed"); by default batch0, batch1, ...
+            batch: names of the batch axes, such as ("temperature", "seed"), or a mapping from names to what
+                the members stand for, {"temperature": [0.5, 1.0], "seed": None}; else batch0, batch1, ...
 
         >>> import otflow as of
         >>> field = of.SoftmaxAttention([[1.0]], [[1.0]], [[-1.0]])
         >>> traj = of.flow(of.Particles([[[1.0], [2.0]]] * 3), field, of.RK4(), t1=1.0, dt=0.25)
-        >>> ds = traj.to_xarray(batch=["seed"])
-        >>> dict(ds["x"].sizes), ds["status"].values.tolist()
-        ({'t': 5, 'seed': 3, 'token': 2, 'coordinate': 1}, ['ok', 'ok', 'ok'])
+        >>> ds = traj.to_xarray(batch={"seed": [7, 8, 9]})
+        >>> dict(ds["x"].sizes), ds["status"].sel(seed=8).item()
+        ({'t': 5, 'seed': 3, 'token': 2, 'coordinate': 1}, 'ok')
         """
         return pack({one.name: getattr(self, one.name) for one in fields(self)}, batch)
 
@@ -256,6 +258,11 @@ class Trajectory:
         """
         return cls(**unpack(ds))
 
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        rule = "a trajectory is more than one array"
+        remedy = "take traj.stacked.numpy(), which has all of them along time, or traj.to_xarray()"
+        checks.fail("trajectory", self, rule, remedy)
+
     def _repr_html_(self) -> str:
         """What a notebook shows: how the run ended, its worst certificates, the last of what was observed."""
         rows: dict[str, Any] = {"status": status.summary(self.status), "steps": self.steps}
@@ -267,7 +274,7 @@ class Trajectory:
             }
             rows |= {f"{name}, at the end": a[-1] for name, a in self.observed.items()}
             rows |= {f"{name}, at worst": a.max() for name, a in self.certificates.items() if a.numel()}
-        return table("Trajectory", rows)
+        return table("Trajectory", rows, of=self)
 
     def __repr__(self) -> str:
         ended = status.summary(self.status)

@@ -2,9 +2,10 @@
 
 from otflow.energies import quantiles  # noqa: F401  (registers internal energies on quantiles)
 from otflow.energies.base import Energy
+from otflow.energies.contract import check
 from otflow.energies.gaussian_attention import L2Energy, SelfTransport, SquaredScores
 from otflow.energies.interaction import Interaction
-from otflow.energies.internal import DensityBound, Entropy, PorousMedium
+from otflow.energies.internal import DensityBound, Entropy, Internal, PorousMedium
 from otflow.energies.kernel_interactions import ExponentialInteraction, SigmoidInteraction
 from otflow.energies.potential import Potential
 from otflow.energies.quadratic import QuadraticInteraction, QuadraticPotential
@@ -16,6 +17,7 @@ __all__ = [
     "Entropy",
     "ExponentialInteraction",
     "Interaction",
+    "Internal",
     "L2Energy",
     "MMD",
     "PorousMedium",
@@ -27,4 +29,5 @@ __all__ = [
     "SinkhornDivergence",
     "SquaredScores",
     "SquaredWasserstein",
+    "check",
 ]

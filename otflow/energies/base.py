@@ -15,6 +15,7 @@ from otflow.base.derivatives import learns
 from otflow.base.errors import DerivativeError, InputError
 from otflow.base.matrices import of_energy, one_square
 from otflow.base.parameters import Derived, Parametric, tensors
+from otflow.base.tables import signed
 from otflow.base.tangent import Tangent
 from otflow.measures import Measure
 
@@ -82,7 +83,7 @@ class Sum(Energy):
         return any(term.wants_graph(mu) for term in self.terms)
 
     def __repr__(self) -> str:
-        return " + ".join(f"{c:g} * {term!r}" for term, c in self.pairs())
+        return signed(self.pairs())
 
     def differential(self, mu: Measure) -> Tangent:
         first, *rest = (c * term.differential(mu) for term, c in self.pairs())

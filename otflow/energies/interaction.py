@@ -9,6 +9,7 @@ from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.kernels import row_tiles
+from otflow.base.tables import named
 from otflow.base.tangent import Tangent
 from otflow.energies.base import Energy, called, gradient, trust_nodes
 from otflow.measures import Gaussian, Measure
@@ -39,6 +40,9 @@ class Interaction(Energy):
     def __call__(self, mu: Measure) -> Tensor:
         self._admit(mu)
         return self._double_integral(mu)
+
+    def __repr__(self) -> str:
+        return f"Interaction({named(self.W)}{'' if self.diagonal else ', diagonal=False'})"
 
     def wants_graph(self, mu: Measure) -> bool:
         if super().wants_graph(mu) or not torch.is_grad_enabled():

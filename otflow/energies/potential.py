@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.tables import named
 from otflow.energies.base import Energy, called, trust_nodes
 from otflow.measures import Measure
 
@@ -32,6 +33,9 @@ class Potential(Energy):
     def __call__(self, mu: Measure) -> Tensor:
         trust_nodes(mu, self._integral, lambda mu: self._integral(mu, absolute=True))
         return self._integral(mu)
+
+    def __repr__(self) -> str:
+        return f"Potential({named(self.U)})"
 
     def wants_graph(self, mu: Measure) -> bool:
         return super().wants_graph(mu) or (

@@ -3,11 +3,13 @@
 from otflow.fields import gradient_flows  # noqa: F401  (it registers which fields are descents)
 from otflow.fields.attention import L2Attention, SigmoidAttention, SoftmaxAttention, UnnormalisedAttention
 from otflow.fields.base import Carry, VelocityField
+from otflow.fields.contract import check
 from otflow.fields.descent import SteepestDescent
 from otflow.fields.multihead import MultiHead
 from otflow.fields.perceptron import Perceptron
-from otflow.fields.projection import GaussianProjection
+from otflow.fields.projection import GaussianProjection, project
 from otflow.fields.sinkhorn import SinkhornAttention
+from otflow.fields.tokens import TokenField
 from otflow.fields.weights import Layers
 
 __all__ = [
@@ -21,6 +23,9 @@ __all__ = [
     "SinkhornAttention",
     "SoftmaxAttention",
     "SteepestDescent",
+    "TokenField",
     "UnnormalisedAttention",
     "VelocityField",
+    "check",
+    "project",
 ]

@@ -27,9 +27,9 @@ from otflow.base import checks, kernels
 from otflow.base.linalg import product
 from otflow.base.spaces import Sphere
 from otflow.base.tangent import Tangent
-from otflow.fields.base import Carry, merged_switches
+from otflow.fields.base import Carry, merged_batch, merged_switches
 from otflow.fields.tokens import TokenField
-from otflow.fields.weights import Weight, act, apply, fits, weight
+from otflow.fields.weights import Weight, act, apply, axes, fits, last, pace, weight
 from otflow.measures import Gaussian, Measure, Particles
 
 Response = Callable[[Tensor], Tensor]
@@ -133,8 +133,25 @@ class Attention(TokenField):
         other.Q, other.K, other.V = Q, K, V
         return other
 
+    def batch(self, t: Tensor) -> torch.Size:
+        return merged_batch([axes(w, t) for w in (self.Q, self.K, self.V)])
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({'causal=True' if self.causal else ''})"
+        return f"{type(self).__name__}({', '.join([*self._sizes(), *['causal=True'] * self.causal])})"
+
+    def _sizes(self) -> list[str]:
+        """Dimensions, batch axes and dependence on time, as far as they are known without a call."""
+        weights = (self.Q, self.K, self.V)
+        d = next((n for w in weights if (n := last(w, -1)) is not None), None)
+        k = next((n for w in weights[:2] if (n := last(w, -2)) is not None), d)
+        size = {
+            "d": d,
+            "k": None if k == d else k,
+            "d_v": None if last(self.V, -2) == d else last(self.V, -2),
+        }
+        batch = merged_batch([w.shape[:-2] for w in weights if w.shape is not None])
+        words = [f"{name}={n}" for name, n in size.items() if n is not None]
+        return [*words, *([f"batch={tuple(batch)}"] if batch else []), *pace(weights)]
 
 
 def _matrix(f: Weight, name: str, mu: Measure, t: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, singledispatch
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -17,11 +17,14 @@ from otflow.base import checks
 from otflow.base.algebra import Linear
 from otflow.base.errors import ConvergenceError, DerivativeError, NotFiniteError
 from otflow.base.parameters import Parametric, tensors
+from otflow.base.tables import signed
 from otflow.base.tangent import Tangent, as_tangent
 from otflow.measures import Gaussian, Measure, Particles
 
 if TYPE_CHECKING:
     from otflow.fields.descent import SteepestDescent
+
+M = TypeVar("M", bound=Measure)
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,10 @@ class Carry:
     failed: Tensor | None = None
     message: str = ""
     parts: tuple[Carry | None, ...] = ()
+
+    def __repr__(self) -> str:
+        missed = 0 if self.failed is None else int(self.failed.sum())
+        return f"Carry(residual={self.residual:.2g}{f', {missed} failed: {self.message}' if missed else ''})"
 
 
 class VelocityField(Parametric, Linear["VelocityField"]):
@@ -106,6 +113,10 @@ class VelocityField(Parametric, Linear["VelocityField"]):
     def tensors(self, t: Tensor) -> Iterator[Tensor]:
         """Tensors that a flow may be differentiated in, as they are at time t: by default all it holds."""
         return tensors(self)
+
+    def batch(self, t: Tensor) -> torch.Size:
+        """The batch axes of its weights at the scalar time t, to which a flow extends a batch of measures."""
+        return torch.Size()
 
     def pick(self, which: Tensor) -> VelocityField | None:
         """The field on some members of a batch, given by a mask (*batch,); None if it cannot tell."""
@@ -219,6 +230,9 @@ class SumField(VelocityField):
         known = [(term, c) for term, c in zip(terms, self.factors, strict=True) if term is not None]
         return SumField(known) if len(known) == len(terms) else None
 
+    def batch(self, t: Tensor) -> torch.Size:
+        return merged_batch([term.batch(t) for term in self.terms])
+
     def tensors(self, t: Tensor) -> Iterator[Tensor]:
         return (a for term in self.terms for a in term.tensors(t))
 
@@ -226,7 +240,25 @@ class SumField(VelocityField):
         return any(term.requires_grad(t, mu) for term in self.terms)
 
     def __repr__(self) -> str:
-        return " + ".join(f"{c:g} * {term!r}" for term, c in self.pairs())
+        return signed(self.pairs())
+
+
+def extended(mu: M, field: VelocityField, t: float) -> M:
+    """A batch of measures with the batch axes of the field's weights: clouds (4,) x weights (5, 1) = (5, 4).
+
+    A single measure stays one, so that a stack of layers is not taken for a sweep by mistake.
+    """
+    own = field.batch(as_time(t, mu)) if mu.batch else mu.batch
+    joint = merged_batch([mu.batch, own])
+    return mu if checks.extends(mu.batch, own) or not joint else mu.expand(*joint)
+
+
+def merged_batch(shapes: Sequence[Sequence[int]]) -> torch.Size:
+    """The axes to which all broadcast; none if they do not."""
+    try:
+        return torch.Size(torch.broadcast_shapes(*(tuple(s) for s in shapes)))
+    except RuntimeError:
+        return torch.Size()
 
 
 class Jumping(Protocol):

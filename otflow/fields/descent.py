@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
@@ -46,24 +43,29 @@ class SteepestDescent(VelocityField):
 
     def velocity(self, t: Tensor, mu: Measure) -> Tangent:
         self.admit(mu)
-        v = -self.metric.gradient(mu, self.energy.differential(mu))
-        u = [forward_ad.unpack_dual(c) for c in mu.coords]
-        if all(c.tangent is None for c in u) or any(forward_ad.unpack_dual(p).tangent is not None for p in v):
-            return v
-        return self._dual(mu, u)
+        first, *rest = (c * _differential(term, mu) for term, c in self.energy.pairs())
+        return -self.metric.gradient(mu, sum(rest, start=first))
 
-    def _dual(self, mu: Measure, u: Sequence[Any]) -> Tangent:
-        """The velocity with its derivative along u, where differentials by autograd lose forward tangents.
 
-        The transposed derivative c -> <c, dv> is linear in c, and its own transpose is the derivative.
-        """
-        with torch.enable_grad():
-            coords = [c.primal.detach().requires_grad_() for c in u]
-            at = mu.at(coords)
-            v = -self.metric.gradient(at, self.energy.differential(at))
-            c = [torch.zeros_like(p, requires_grad=True) for p in v]
-            paired = torch.stack([(p * q).sum() for p, q in zip(v, c, strict=True)]).sum()
-            pulled = gradient(paired, coords, create_graph=True)
-            along = [(g * d.tangent).sum() for g, d in zip(pulled, u, strict=True) if d.tangent is not None]
-            dv = gradient(torch.stack(along).sum(), c)
-        return Tangent(forward_ad.make_dual(p.detach(), d) for p, d in zip(v, dv, strict=True))
+def _differential(energy: Energy, mu: Measure) -> Tangent:
+    """The differential of one term, with the forward tangents that autograd loses put back."""
+    found, inputs = energy.differential(mu), [forward_ad.unpack_dual(c) for c in mu.coords]
+    if all(c.tangent is None for c in inputs):
+        return found
+    parts = [forward_ad.unpack_dual(p) for p in found]
+    if all(p.tangent is not None for p in parts):
+        return found
+    u = Tangent(torch.zeros_like(c.primal) if c.tangent is None else c.tangent for c in inputs)
+    second = _hessian(energy, mu.at([c.primal for c in inputs]), u)
+    return Tangent(forward_ad.make_dual(p.primal.contiguous(), d) for p, d in zip(parts, second, strict=True))
+
+
+def _hessian(energy: Energy, mu: Measure, u: Tangent) -> Tangent:
+    """The second derivative of the energy applied to u: the gradient of <differential, u>."""
+    with torch.enable_grad():
+        coords = [c.detach().requires_grad_() for c in mu.coords]
+        slope = energy.differential(mu.at(coords))
+        along = torch.stack([(g * d).sum() for g, d in zip(slope, u, strict=True)]).sum()
+        if not along.requires_grad and type(energy).differential is Energy.differential:
+            return u.map(torch.zeros_like)  # a linear energy; a differential without a graph is refused
+        return gradient(along, coords)

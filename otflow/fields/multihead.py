@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.tangent import Tangent
 from otflow.fields.attention import Attention
-from otflow.fields.base import Carry, joint_carry, merged_switches
+from otflow.fields.base import Carry, joint_carry, merged_batch, merged_switches
 from otflow.fields.tokens import TokenField
-from otflow.fields.weights import Weight, apply, fits, weight
+from otflow.fields.weights import Weight, apply, axes, fits, pace, weight
 from otflow.measures import Gaussian, Measure, Particles
 
 
@@ -87,7 +89,14 @@ class MultiHead(TokenField):
         return out
 
     def __repr__(self) -> str:
-        return f"MultiHead({list(self.heads)}{'' if self.mix is None else ', mix=...'})"
+        counted = Counter(map(repr, self.heads))  # twelve heads of one size are one word
+        heads = [head if n == 1 else f"{n} x {head}" for head, n in counted.items()]
+        mixed = [] if self.mix is None else ["mixed", *pace(self.mix)]
+        return f"MultiHead({len(self.heads)} heads: {', '.join([*heads, *mixed])})"
+
+    def batch(self, t: Tensor) -> torch.Size:
+        mix = [axes(w, t) for w in self.mix or ()]
+        return merged_batch([*(head.batch(t) for head in self.heads), *mix])
 
     def tensors(self, t: Tensor) -> Iterator[Tensor]:
         yield from (a for head in self.heads for a in head.tensors(t))

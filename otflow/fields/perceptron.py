@@ -10,10 +10,11 @@ from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.parameters import tensors
+from otflow.base.tables import named
 from otflow.base.tangent import Tangent
-from otflow.fields.base import Carry, merged_switches
+from otflow.fields.base import Carry, merged_batch, merged_switches
 from otflow.fields.tokens import TokenField
-from otflow.fields.weights import apply, fits, weight
+from otflow.fields.weights import apply, axes, fits, last, pace, weight
 from otflow.measures import Gaussian, Measure, Particles
 
 
@@ -70,7 +71,15 @@ class Perceptron(TokenField):
         return W, U, None if self.b is None else _bias(fits(self.b, "b", 1, mu, t), U.shape[-2])
 
     def __repr__(self) -> str:
-        return f"Perceptron(activation={getattr(self.activation, '__name__', self.activation)})"
+        weights = [w for w in (self.W, self.U, self.b) if w is not None]
+        sizes = {"d": last(self.U, -1) or last(self.W, -2), "hidden": last(self.U, -2) or last(self.W, -1)}
+        words = [f"{name}={n}" for name, n in sizes.items() if n is not None]
+        act = "None" if self.activation is None else named(self.activation)
+        return f"Perceptron({', '.join([*words, *pace(weights), f'activation={act}'])})"
+
+    def batch(self, t: Tensor) -> torch.Size:
+        b = () if self.b is None else axes(self.b, t, keep=1)
+        return merged_batch([axes(self.W, t), axes(self.U, t), b])
 
     def tensors(self, t: Tensor) -> Iterator[Tensor]:
         yield from (f(t) for f in (self.W, self.U, self.b) if f is not None)

@@ -93,6 +93,9 @@ class GaussianProjection(TokenField):
     def requires_grad(self, t: Tensor, mu: Measure) -> bool:
         return self.field.requires_grad(t, mu)
 
+    def batch(self, t: Tensor) -> torch.Size:
+        return self.field.batch(t)
+
     def __repr__(self) -> str:
         return f"GaussianProjection({self.field!r})"
 

@@ -106,7 +106,7 @@ class SinkhornAttention(Attention):
         return product(product(m.K, mu.root).mT, product(m.Q, mu.root)) / self.eps
 
     def __repr__(self) -> str:
-        return f"SinkhornAttention(eps={self.eps:g})"
+        return f"SinkhornAttention({', '.join([*self._sizes(), f'eps={self.eps:g}'])})"
 
 
 def _plain(a: Tensor) -> Tensor:

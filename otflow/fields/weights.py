@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +25,16 @@ class Weight(Parametric, ABC):
     def __call__(self, t: Tensor) -> Tensor:
         """The value at time t, with the axes of t in front if it varies."""
 
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape at each time, batch axes included; None if only a call would tell."""
+        return None
+
+    @property
+    def pace(self) -> str:
+        """How it depends on time, in words; nothing if it does not."""
+        return ""
+
     def pick(self, which: Tensor, keep: int = 2) -> Weight | None:
         """The weight of some members of a batch, given by a mask; None if it cannot tell."""
         return None
@@ -43,6 +53,10 @@ class Constant(Weight):
 
     def __call__(self, t: Tensor | None = None) -> Tensor:
         return self.value if isinstance(self.value, Tensor) else torch.stack(self.value)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self().shape)
 
     def pick(self, which: Tensor, keep: int = 2) -> Weight:
         value = self()
@@ -69,6 +83,10 @@ class Slice(Weight):
         block = self.whole[self.rows, self.columns]
         return block if self.factor == 1.0 else self.factor * block
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.whole[self.rows, self.columns].shape)
+
     def pick(self, which: Tensor, keep: int = 2) -> Weight:
         return self
 
@@ -94,6 +112,10 @@ class Varying(Weight):
         except Exception:  # numpy, math, branches on t: whatever vmap cannot follow
             values = torch.stack([self._once(s) for s in times])
         return values.reshape(*t.shape, *values.shape[1:])
+
+    @property
+    def pace(self) -> str:
+        return "time-dependent"
 
     def _once(self, t: Tensor) -> Tensor:
         value = self.f(t)
@@ -142,6 +164,34 @@ class Layers(Weight):
             return raw[int(layer)]
         return self.values[layer]
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape[1:])
+
+    @property
+    def pace(self) -> str:
+        return f"{len(self.values)} layers"
+
+    def __repr__(self) -> str:
+        span = f"t in [{float(self.edges[0]):g}, {float(self.edges[-1]):g}]"
+        return f"Layers({self.pace} of shape {self.shape}, {span})"
+
+
+def pace(weights: Iterable[Weight]) -> list[str]:
+    """How any of several weights depend on time, each way once."""
+    return sorted({w.pace for w in weights} - {""})
+
+
+def axes(w: Weight, t: Tensor, keep: int = 2) -> tuple[int, ...]:
+    """The batch axes that a weight has at the scalar time t."""
+    shape = tuple(w(t).shape) if w.shape is None else w.shape
+    return shape[: max(0, len(shape) - keep)]
+
+
+def last(w: Weight, axis: int) -> int | None:
+    """The length of an axis counted from the last, -1 or -2, as far as it is known."""
+    return None if w.shape is None or len(w.shape) < -axis else w.shape[axis]
+
 
 def _one_per_layer(values: Tensor) -> Tensor:
     good = values.ndim >= 1 and len(values)
@@ -178,7 +228,10 @@ def fits(w: Weight, name: str, keep: int, mu: Measure, t: Tensor) -> Tensor:
     axes = tuple(value.shape[: max(0, value.ndim - keep)])
     if value.ndim < keep or not checks.extends(mu.batch, axes):
         rule = f"its batch axes {axes} do not match those of the measure, {tuple(mu.batch)}"
-        remedy = f"give {name} the axes of the measure, or none; layers of a network go into Layers({name})"
+        remedy = (
+            f"layers of a network go into Layers({name}); for a sweep over {name} give the measure the same "
+            f"axes, mu.expand{axes if len(axes) != 1 else f'({axes[0]})'}"
+        )
         checks.fail(f"{name}.shape", value.shape, rule, remedy)
     return value
 

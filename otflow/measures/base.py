@@ -86,6 +86,18 @@ class Measure(ABC):
         """The shapes of the pieces of a tangent; those of the coordinates, except on grids."""
         return [c.shape for c in self.coords]
 
+    def expand(self, *batch: int) -> Self:
+        """The same measure for every member of a batch; axes broadcast as those of arrays do, without copies.
+
+        >>> from otflow import Particles
+        >>> Particles([[0.0], [1.0]]).expand(5, 3)
+        Particles(n=2, d=1, batch=(5, 3), space=Euclidean())
+        """
+        own = len(self.batch)
+        rule, remedy = f"its batch is {tuple(self.batch)}", "pass axes to which that broadcasts"
+        checks.require(checks.extends(torch.Size(batch), self.batch), "batch", batch, rule, remedy)
+        return self.at(self.coords.map(lambda c: c.expand(*batch, *c.shape[own:])))
+
     def twin(self) -> Self | None:
         """The same measure with other quadrature nodes, when these are not to be trusted blindly."""
         return None
@@ -143,7 +155,7 @@ class Measure(ABC):
             deviation = (w[..., None] * (x - mean).square()).sum(-2).sqrt()
             mean = torch.where(mean.abs() < 1e-12 * deviation, 0.0, mean)  # rounding looks like news
             rows |= {"mean": mean, "standard deviation": deviation}
-        return table(repr(self), rows)
+        return table(repr(self), rows, of=self)
 
     def __bool__(self) -> bool:
         return True
@@ -190,6 +202,8 @@ def where(condition: Tensor, mu: Measure, nu: Measure) -> Measure:
 
 def pick(a: Tensor, batch: torch.Size, index: Any) -> Tensor:
     """a[index], with the index confined to the leading ``batch`` axes."""
+    if not batch and index not in ((), Ellipsis):
+        raise IndexError("one measure and not a batch has no members; index its numbers, such as mu.x[0].")
     members = torch.arange(batch.numel(), device=a.device).reshape(batch)[index]
     return a.reshape(batch.numel(), *a.shape[len(batch) :])[members]
 

@@ -179,7 +179,9 @@ class Gaussian(Measure):
 
     def __repr__(self) -> str:
         batch = f", batch={tuple(self.batch)}" if self.batch else ""
-        return f"Gaussian(d={self.d}{batch})"
+        columns = self.root.shape[-1]  # the rank of the covariance, at most
+        rank = f", rank<={columns}" if columns < self.d else ""
+        return f"Gaussian(d={self.d}{rank}{batch})"
 
 
 def _root(cov: Any, rtol: float | None) -> Tensor:

@@ -1,6 +1,7 @@
 """Metrics on measures: how a differential becomes a velocity, what a move costs, how far measures are."""
 
 from otflow.metrics.base import Metric, Wasserstein, distance, path_action
+from otflow.metrics.contract import check
 from otflow.metrics.geodesic import TwistedTransport, solve_twisted
 from otflow.metrics.partition import Partition
 from otflow.metrics.twisted import Twisted, twist
@@ -11,6 +12,7 @@ __all__ = [
     "Twisted",
     "TwistedTransport",
     "Wasserstein",
+    "check",
     "distance",
     "path_action",
     "twist",

@@ -15,6 +15,7 @@ from otflow.base.errors import InputError
 from otflow.base.linalg import sqrtm, symmetric
 from otflow.base.parameters import Derived
 from otflow.base.spaces import Euclidean, Torus
+from otflow.base.tables import named
 from otflow.base.tangent import Tangent
 from otflow.measures import Gaussian, Grid, Measure, Particles
 from otflow.metrics.base import Metric, Wasserstein, displacement, distance, geodesic_distance
@@ -88,9 +89,14 @@ class Twisted(Metric):
         return twisted_displacement(mu, nu, self)
 
     def __repr__(self) -> str:
-        parts = [] if self.weight is None else [repr(self.weight)]
+        parts = [] if self.weight is None else [_word(self.weight)]
         parts += [] if self.matrix is None else [f"matrix={tuple(self.matrix.shape)}"]
         return f"Twisted({', '.join(parts + ([] if self.frozen else ['frozen=False']))})"
+
+
+def _word(weight: Any) -> str:
+    """A weight of otflow shows itself, a function of the user its name."""
+    return named(weight) if hasattr(weight, "__name__") else repr(weight)
 
 
 def _spd(m: Tensor) -> Tensor:

@@ -78,7 +78,8 @@ class Ladder:
 
     def _repr_html_(self) -> str:
         title = f"d_{self.p:g}(mu_t, nu_t) / d_{self.p:g}(mu_0, nu_0) at t = {float(self.ts[-1]):g}"
-        return table(title, {f"log C, {name}": float(log.median()) for name, log in self.rungs.items()})
+        rows = {f"log C, {name}": float(log.median()) for name, log in self.rungs.items()}
+        return table(title, rows, of=self)
 
     def __repr__(self) -> str:
         logs = ", ".join(f"{name} {float(log.median()):.4g}" for name, log in self.rungs.items())

@@ -1,7 +1,7 @@
 from .base import Memory, Step, Stepper
 from .dopri5 import Dopri5
 from .explicit import RK4, Euler, Heun
-from .jko import JKO, EntropicJKO, Move, jko_step
+from .jko import JKO, EntropicJKO, Move, MovementProblem, jko_step, minimise
 from .lie import Lie
 from .rosenbrock import Rosenbrock
 from .splitting import Extrapolated, ForwardBackward
@@ -18,8 +18,10 @@ __all__ = [
     "Lie",
     "Memory",
     "Move",
+    "MovementProblem",
     "Rosenbrock",
     "Step",
     "Stepper",
     "jko_step",
+    "minimise",
 ]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from otflow.base.status import brief, names, summary
 from otflow.base.tangent import Tangent
 from otflow.fields import Carry, VelocityField
 from otflow.measures import Measure
@@ -42,6 +43,10 @@ class Step:
     failed: Tensor | None = None
     message: str = ""
     certificate: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        ended = "ok" if self.failed is None else summary(names(self.failed))
+        return f"Step(to {self.mu!r}, dt={brief(self.dt)}, dt_next={brief(self.dt_next)}, status={ended!r})"
 
 
 class Stepper(ABC):

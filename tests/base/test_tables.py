@@ -1,7 +1,8 @@
-"""What notebooks show: a table of every object that people look at."""
+"""What notebooks show: a table of every object that people look at, and a small picture of most."""
 
 from __future__ import annotations
 
+from functools import partial
 from xml.etree import ElementTree
 
 import numpy as np
@@ -9,12 +10,13 @@ import pytest
 import torch
 
 import otflow as of
-from otflow.base.tables import table
+from otflow.base.tables import named, shown, table
 from otflow.reproduce.claim import Source
 from tests.samples import normal
 
 MU, NU = of.Particles(normal(5, 2)), of.Particles(normal(4, 2))
 FIELD = of.SoftmaxAttention(np.eye(2), np.eye(2), -np.eye(2))
+PULL = of.SteepestDescent(of.QuadraticPotential(np.eye(2)), of.Wasserstein())
 X = (np.arange(4) + 0.5) / 4
 SHOWN = {
     "particles": (MU, "standard deviation"),
@@ -29,6 +31,7 @@ SHOWN = {
         "r, at the end",
     ),
     "ladder": (of.ladder(MU, FIELD, t1=0.2, steps=2), "log C, adversary"),
+    "balance": (of.energy_balance(of.flow(MU, PULL, of.Euler(), t1=0.2, dt=0.1), PULL), "relative residual"),
     "claim": (Source("Euler 1735")("a < b").equal(1.0, 1.0), "holds"),
 }
 
@@ -38,9 +41,24 @@ def test_a_notebook_shows_a_table(name: str) -> None:
     thing, word = SHOWN[name]
     html = thing._repr_html_()
     assert word in html
-    rows = ElementTree.fromstring(html).findall("tr")  # well-formed
+    rows = list(ElementTree.fromstring(html).iter("tr"))  # well-formed
     assert len(rows) >= 2
     assert all(len(row) == 2 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"), [(-0.0, "0"), (1 / 3, "0.333333"), (torch.zeros(40, 3), "an array (40, 3)")]
+)
+def test_a_value_is_shown_in_few_words(values: object, words: str) -> None:
+    assert shown(values) == words
+
+
+@pytest.mark.parametrize(
+    ("f", "word"),
+    [(len, "len"), (lambda x: x, "lambda"), (partial(max, 1), "max"), (torch.nn.Linear(1, 1), "Linear")],
+)
+def test_a_function_has_one_word(f: object, word: str) -> None:
+    assert named(f) == word
 
 
 def test_words_of_the_user_are_escaped() -> None:

@@ -6,9 +6,10 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -240,6 +241,7 @@ def single_precision() -> of.Trajectory:
     return of.flow(mu, field, of.JKO(), t1=0.2, dt=0.1, observe={"F": field.energy})
 
 
+@cache
 def blow_up() -> of.Trajectory:
     start = of.Particles([[[[1.0]], [[0.1]], [[0.1]]]] * 2)
     grow = of.SteepestDescent(of.Potential(lambda x: -(x**4).sum(-1)), of.Wasserstein())
@@ -313,11 +315,13 @@ def test_a_file_gives_the_trajectory_back(name: str, tmp_path: Path) -> None:
         same(of.Trajectory.from_xarray(ds), traj)
 
 
-def test_a_zarr_store_gives_the_trajectory_back(tmp_path: Path) -> None:
-    for number, make in enumerate(RUNS.values()):
-        traj, store = make(), tmp_path / f"{number}.zarr"
-        traj.to_xarray().to_zarr(store, zarr_format=2)  # format 3 has no stable strings yet
-        same(of.Trajectory.from_xarray(xarray.open_zarr(store)), traj)
+@pytest.mark.slow(but_for=["3-blow-up", "3-grid", "3-quantiles", "2-blow-up"])
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("form", [2, 3])
+def test_a_zarr_store_gives_the_trajectory_back(form: Literal[2, 3], name: str, tmp_path: Path) -> None:
+    traj, store = RUNS[name](), tmp_path / "run.zarr"
+    traj.to_xarray().to_zarr(store, zarr_format=form, consolidated=False)  # format 3 warns of True
+    same(of.Trajectory.from_xarray(xarray.open_zarr(store, consolidated=False)), traj)
 
 
 def test_whole_numbers_beyond_double_precision_stay_in_the_dataset() -> None:
@@ -377,6 +381,42 @@ def test_names_of_batch_axes_are_checked(batch: Any, words: str) -> None:
         blow_up().to_xarray(batch=batch)
 
 
+@pytest.mark.parametrize(
+    "seeds", [[7, 9, 11], np.array([7, 9, 11]), torch.tensor([7, 9, 11]), ["a", "b", "c"], None]
+)
+def test_batch_axes_have_the_ticks_that_are_given(seeds: Any, tmp_path: Path) -> None:
+    traj = blow_up()
+    ds = traj.to_xarray(batch={"beta": [0.5, 1.0], "seed": seeds})
+    assert ds["x"].dims == ("t", "beta", "seed", "token", "coordinate")
+    assert ds["beta"].values.tolist() == [0.5, 1.0]
+    assert ("seed" in ds.coords) == (seeds is not None)
+    same(of.Trajectory.from_xarray(ds), traj)
+    ds.to_zarr(tmp_path / "run.zarr", zarr_format=3, consolidated=False)
+    same(of.Trajectory.from_xarray(xarray.open_zarr(tmp_path / "run.zarr", consolidated=False)), traj)
+    one = of.Trajectory.from_xarray(ds.sel(beta=1.0))
+    assert torch.equal(one.x, traj.member(1).x)
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ({"a": [1, 2, 3], "b": None}, r'batch\["a"\].shape = \(3,\): one entry per member .* \(2,\)'),
+        ({"a": 1.0, "b": None}, r"a\"\].shape = \(\)"),
+        ({"a": None}, "one name per batch axis"),
+        ({"a": None, "label": [1, 2, 3]}, "uses this name itself"),
+    ],
+)
+def test_ticks_of_batch_axes_are_checked(batch: Any, words: str) -> None:
+    with pytest.raises(of.InputError, match=words):
+        blow_up().to_xarray(batch=batch)
+
+
+def test_strings_in_a_dataset_are_strings_to_their_reader() -> None:
+    ds = blow_up().to_xarray()
+    assert (ds["status"] == "ok").values.tolist() == [[False, True, True]] * 2
+    assert ds["status"].values[0, 0] == "blow_up"
+
+
 def test_an_observable_may_have_the_name_of_a_batch_axis() -> None:
     traj = run(of.Particles(normal(2, 3, 2)))
     ds = traj.to_xarray(batch=["F"])
@@ -404,3 +444,11 @@ def test_without_xarray_the_error_gives_the_pip_line(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "xarray", None)
     with pytest.raises(ImportError, match="pip install"):
         traj.to_xarray()
+
+
+def test_numpy_is_told_that_a_trajectory_is_more_than_one_array() -> None:
+    traj = run(of.Particles(normal(3, 2)))
+    for call in (np.asarray, np.mean, np.float64(2.0).__mul__):
+        with pytest.raises(of.InputError, match=r"more than one array; take traj.stacked.numpy\(\)"):
+            call(traj)
+    assert traj.stacked.numpy()["x"].shape == (5, 3, 2)

@@ -488,7 +488,7 @@ def test_a_flow_follows_particles_as_long_as_they_look_gaussian() -> None:
 
 
 def test_the_repr_says_that_it_is_a_projection() -> None:
-    assert repr(of.GaussianProjection(SIGMOID(*zoo.QKV(1)))) == "GaussianProjection(SigmoidAttention())"
+    assert repr(of.GaussianProjection(SIGMOID(*zoo.QKV(1)))) == "GaussianProjection(SigmoidAttention(d=3))"
     assert "not the" in (of.GaussianProjection.__doc__ or "")
 
 

@@ -173,3 +173,9 @@ def test_a_fitted_gaussian_has_the_moments(name: str) -> None:
 def test_angles_have_no_mean_to_fit() -> None:
     with pytest.raises(of.InputError, match="wrap around"):
         of.Gaussian.fit(of.Particles([[0.1], [6.0]], space=of.Torus()))
+
+
+@pytest.mark.parametrize("index", [0, slice(1), (0, 0), None])
+def test_one_measure_has_no_members(index: Any) -> None:
+    with pytest.raises(IndexError, match=r"not a batch has no members; .*mu.x\[0\]"):
+        of.Particles([[0.0], [1.0]])[index]

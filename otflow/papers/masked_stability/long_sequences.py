@@ -76,7 +76,7 @@ def on_line() -> of.VelocityField:
 
     >>> from otflow.papers.masked_stability.long_sequences import on_line
     >>> on_line()
-    SoftmaxAttention(causal=True)
+    SoftmaxAttention(d=1, causal=True)
     """
     return of.SoftmaxAttention([[1.0]], [[1.0]], [[0.8]], causal=True)
 

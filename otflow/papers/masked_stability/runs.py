@@ -82,7 +82,7 @@ def attention() -> of.VelocityField:
 
     >>> from otflow.papers.masked_stability.runs import attention
     >>> attention()
-    SoftmaxAttention(causal=True)
+    SoftmaxAttention(d=2, causal=True)
     """
     return of.SoftmaxAttention(Q, K, V, causal=True)
 

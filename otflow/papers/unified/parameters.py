@@ -52,7 +52,7 @@ class Panel:
     >>> from otflow.papers.unified.parameters import panels
     >>> panel = panels()["1d"]
     >>> panel.Q.shape, panel.covariances.shape, panel.field()
-    ((2, 2), (276, 2, 2), SoftmaxAttention())
+    ((2, 2), (276, 2, 2), SoftmaxAttention(d=2))
     """
 
     source: str
@@ -147,7 +147,7 @@ def softmax(panel: Panel) -> of.SoftmaxAttention:
 
     >>> from otflow.papers.unified.parameters import panels, softmax
     >>> softmax(panels()["1a"])
-    SoftmaxAttention()
+    SoftmaxAttention(d=2)
     """
     return of.SoftmaxAttention(panel.Q / math.sqrt(panel.d), panel.K, panel.V)
 
@@ -157,7 +157,7 @@ def l2(panel: Panel) -> of.L2Attention:
 
     >>> from otflow.papers.unified.parameters import l2, panels
     >>> l2(panels()["2c"])
-    L2Attention()
+    L2Attention(d=2)
     """
     return of.L2Attention(panel.Q / math.sqrt(panel.d), panel.K, panel.V)
 
@@ -167,7 +167,7 @@ def multihead(panel: Panel, heads: int) -> of.MultiHead:
 
     >>> from otflow.papers.unified.parameters import multihead, panels
     >>> multihead(panels()["2b"], 2)
-    MultiHead([SoftmaxAttention(), SoftmaxAttention()], mix=...)
+    MultiHead(2 heads: 2 x SoftmaxAttention(d=2, k=1, d_v=1), mixed)
     """
     k = _rows_per_head(panel, heads)
     Q, K, eye = _padded(panel.Q, panel.d), _padded(panel.K, panel.d), np.eye(panel.d)
@@ -181,7 +181,7 @@ def sinkhorn(panel: Panel) -> of.SinkhornAttention:
 
     >>> from otflow.papers.unified.parameters import panels, sinkhorn
     >>> sinkhorn(panels()["A Sinkhorn 1a"])
-    SinkhornAttention(eps=1)
+    SinkhornAttention(d=2, eps=1)
     """
     return of.SinkhornAttention(panel.Q, panel.K, panel.V)
 

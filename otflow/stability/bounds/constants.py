@@ -39,6 +39,7 @@ from torch.nn import functional
 
 from otflow.base import checks
 from otflow.base.errors import UnknownBoundError
+from otflow.base.status import brief
 from otflow.fields import (
     L2Attention,
     MultiHead,
@@ -88,6 +89,11 @@ class Constants:
         names = ("log_sup", "log_x", "log_mu", "log_hardy")
         for name, part in zip(names, torch.broadcast_tensors(*self._parts()), strict=True):
             object.__setattr__(self, name, part)
+
+    def __repr__(self) -> str:
+        parts = ("log_sup", "log_x", "log_mu", "log_hardy")
+        order = "" if self.order is None else f", order={self.order:g}"
+        return f"Constants({', '.join(f'{name}={brief(getattr(self, name))}' for name in parts)}{order})"
 
     def log_lip(self, p: float) -> Tensor:
         """log(Lip_x + Lip_mu), the averaged part of Lip_mu counted `hardy_factor` times; (*batch,)."""

@@ -76,7 +76,8 @@ class JKO(Stepper):
         return Step(move.mu, dt, dt, Memory(carry), move.failed, move.message, certificate)
 
     def __repr__(self) -> str:
-        return "JKO()"
+        given = {"tol": self.tol, "max_iter": self.max_iter}
+        return f"JKO({', '.join(f'{name}={v:g}' for name, v in given.items() if v is not None)})"
 
 
 def jko_step(

@@ -1,0 +1,74 @@
+"""The contract of a velocity field, tried out: any axes in front, and both directions of differentiation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otflow.base import checks
+from otflow.base.tangent import Tangent
+from otflow.fields.base import Carry, VelocityField, as_time
+from otflow.measures import Measure, contract
+
+
+def check(field: VelocityField, mu: Measure, *, t: float = 0.0) -> dict[str, float]:
+    """Try out what steppers, stability and training ask of a field; for fields of your own.
+
+    Velocities are finite, with the shapes and the precision of the measure; batches give what their members
+    give, however many axes stand in front; nothing is changed or remembered; `jvp` is the derivative, found
+    by differences, and `vjp` its transpose.
+
+    Args:
+        field: yours.
+        mu: one measure of the kind it is for, without batch.
+        t: at what time, away from jumps.
+
+    Returns the relative errors that were met. Raises `InputError` at the first broken promise.
+
+    >>> import otflow as of
+    >>> field = of.SoftmaxAttention([[1.0]], [[1.0]], [[-1.0]])
+    >>> errors = of.fields.check(field, of.Particles([[1.0], [2.0]]))
+    >>> sorted(errors), max(errors.values()) < 1e-6
+    (['batch', 'jvp', 'vjp'], True)
+    """
+    checks.instance(field, VelocityField, "field")
+    contract.admit(mu)
+    with torch.no_grad():
+        v, carry = field.evaluate(as_time(t, mu), mu)
+        contract.shaped(field, "velocity", v, mu.shapes(), mu)
+        field.insist(_carry(carry), v)
+        noise = 0.0 if carry is None else 10 * carry.residual  # of an inner solver
+        contract.same_again(lambda nu: field(t, nu), mu, field)
+        limit = noise + contract.slack(mu)
+        errors = {"batch": contract.as_members(lambda nu: field(t, nu), mu, field, limit)}
+    return errors | _derivatives(field, mu, t, v, noise)
+
+
+def _carry(carry: Any) -> Carry | None:
+    rule, remedy = "a Carry or None is needed", "put what the next call needs into Carry(state=...)"
+    good = carry is None or isinstance(carry, Carry)
+    checks.require(good, "the second of field.evaluate", type(carry).__name__, rule, remedy)
+    return carry
+
+
+def _derivatives(
+    field: VelocityField, mu: Measure, t: float, v: Sequence[Tensor], noise: float
+) -> dict[str, float]:
+    u = contract.direction(mu)
+    dv = field.jvp(t, mu, u)
+    with torch.no_grad():
+        expected = contract.difference(lambda nu: field(t, nu), mu, u)
+    limit = contract.tolerance(mu) + noise / contract.step(mu)
+    floor = [1e-4 * c for c in mu.coords]  # where velocities cancel, differences are rounding
+    remedy = "compute in torch from the coordinates, without .item(), .detach(), numpy or branches on values"
+    rule = "jvp is not the derivative of the velocity"
+    forward = contract.holds(contract.gap(dv, expected, [*v, *floor]), limit, field, rule, remedy)
+    c = Tangent(v)
+    back = field.vjp(t, mu, c)
+    pairings = [contract.pairing(c, dv)], [contract.pairing(back, u)]
+    rule = "vjp is not the transpose of jvp"
+    size = [contract.pairing(c, c), 1e-4 * contract.pairing(mu.coords, mu.coords)]
+    return {"jvp": forward, "vjp": contract.holds(contract.gap(*pairings, size), limit, field, rule, remedy)}
