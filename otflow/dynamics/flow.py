@@ -17,7 +17,7 @@ from torch import Tensor
 
 from otflow.base import checks, status
 from otflow.base.errors import FlowError, StepError
-from otflow.base.progress import bar as progress_bar
+from otflow.base.progress import bar
 from otflow.base.tangent import align, as_tangent
 from otflow.dynamics.noise import BrownianPath, Noise
 from otflow.dynamics.recorder import Observables, Recorder, observables
@@ -31,7 +31,6 @@ from otflow.steppers import Memory, Step, Stepper
 # Chosen: a batch of at least MANY members goes on without those that have arrived once no more than the
 # part FEW of it still runs.
 MANY, FEW = 512, 0.8
-BAR = "{percentage:3.0f}%|{bar}| {n:.4g} of {total:.4g} in time [{elapsed}<{remaining}]"
 ORDER = "flow takes a measure such as Particles(x), a field and a stepper, in this order"
 Stop = Callable[[Tensor, Measure], Any]
 
@@ -91,8 +90,8 @@ def flow(
         log = Recorder(observables(observe))
         if saves_start(times.t0, times.t1, save_at):
             log.save(times.t0, mu0)
-        with progress_bar(*_extent(times, ends, stepper), progress=progress) as bar:
-            run = _drive(run, FlowProblem(field, stepper, noise, path), ends, limits, log, bar)
+        with bar(*_extent(times, ends, stepper), progress=progress) as shown:
+            run = _drive(run, FlowProblem(field, stepper, noise, path), ends, limits, log, shown)
     return _finish(run, log, on_failure)
 
 
@@ -205,8 +204,8 @@ def _drive(
     try:
         for end in ends:
             for state in _advance(run, problem, end.t, limits, log):
-                if not bar.disable:
-                    bar.update(_reached(state, problem.stepper) - _reached(run, problem.stepper))
+                if not shown.disable:
+                    shown.update(_reached(state, problem.stepper) - _reached(run, problem.stepper))
                 run = state  # the latest state, also when the next step raises
             if not bool(run.running.any()):
                 break
