@@ -96,6 +96,19 @@ def finite(x: Tensor, name: str) -> Tensor:
     return x
 
 
+def on_host(x: Tensor) -> bool:
+    """Whether a look at the numbers is free; on an accelerator the host waits until all work there is done."""
+    return x.device.type == "cpu"
+
+
+def sound(value: Tensor, good: Tensor) -> Tensor:
+    """``value`` where ``good`` holds, else NaN: what a check does to numbers that the host does not look at.
+
+    A flow looks once a step whether its state is finite, so that a NaN does not go far.
+    """
+    return torch.where(good, value, torch.nan)
+
+
 def beside(x: Tensor, name: str, reference: Tensor, other: str) -> Tensor:
     """``x`` itself, or an error if it lives on another device than ``reference``."""
     if x.device != reference.device:  # this and the next at every stage of a flow: no words unless needed

@@ -168,12 +168,17 @@ def convert(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
         return value if live(value) and value.is_leaf else move(value)
     if isinstance(value, Parametric):
         for name, inner in vars(value).items():
-            vars(value)[name] = inner if name in value.aside else convert(inner, move)
+            vars(value)[name] = _placed(inner, move) if name in value.aside else convert(inner, move)
     elif type(value) in (tuple, list):
         return type(value)(convert(inner, move) for inner in value)
     elif type(value) is dict:
         return {key: convert(inner, move) for key, inner in value.items()}
     return value
+
+
+def _placed(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
+    """What is no weight goes to the device of the weights, and keeps its precision."""
+    return value.to(move(value).device) if isinstance(value, Tensor) else value
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

@@ -256,8 +256,10 @@ def _characteristic(f: _Form, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _in_range(x: Tensor, Ax: Tensor) -> tuple[Tensor, Tensor]:
-    """x and Ax, or an error if scores might overflow, because inf - inf would be NaN."""
+    """x and Ax, or an error if scores might overflow, because inf - inf would be NaN; off the host, NaN."""
     bound = x.shape[-1] * x.detach().abs().amax() * Ax.detach().abs().amax()
+    if not checks.on_host(bound):
+        return checks.sound(x, torch.isfinite(bound)), Ax
     if not bool(torch.isfinite(bound)):
         raise NotFiniteError("the scores Ax.y leave the range of floating point; rescale tokens or A.", bound)
     return x, Ax

@@ -163,7 +163,7 @@ class Measure(ABC):
         """Which members of the batch have finite coordinates, shape (*batch,)."""
         own = [c.detach().sum(tuple(range(len(self.batch), c.ndim))) for c in self.coords]
         quick = torch.isfinite(torch.stack(own)).all(0)  # but a sum may overflow though its terms are finite
-        if bool(quick.all()):
+        if checks.on_host(quick) and bool(quick.all()):
             return quick
         ok = [torch.isfinite(c.detach()).reshape(*self.batch, -1).all(-1) for c in self.coords]
         return torch.stack(ok).all(0)
@@ -183,7 +183,7 @@ def which(w: Tensor, u: Tensor) -> Tensor:
 
 def where(condition: Tensor, mu: Measure, nu: Measure) -> Measure:
     """Members of ``mu`` where the condition (*batch,) holds, of ``nu`` elsewhere."""
-    if bool(condition.all()):
+    if checks.on_host(condition) and bool(condition.all()):
         return mu
     return mu.at(mu.coords.zip(nu.coords, lambda a, b: torch.where(align(condition, a), a, b)))
 

@@ -142,6 +142,8 @@ def weight_at(metric: Twisted, mu: Particles) -> Tensor:
     if metric.weight is None:
         return torch.ones_like(mu.x[..., 0])
     a: Tensor = metric.weight(mu, mu.x)
+    if a.shape == mu.x.shape[:-1] and not checks.on_host(a):
+        return checks.sound(a, a > 0)
     if a.shape != mu.x.shape[:-1] or not bool((a > 0).all()):
         rule, remedy = f"it must be positive, of shape {tuple(mu.x.shape[:-1])}", "check the weight function"
         checks.fail("weight(mu, x)", f"shape {tuple(a.shape)}, minimum {a.min().item():g}", rule, remedy)
