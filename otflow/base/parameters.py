@@ -131,8 +131,7 @@ class Parametric:
 
         Functions of time and measures (targets of energies) are left as they are.
         """
-        rule, remedy = "otflow computes in float32 or float64", "choose one of them"
-        checks.require(dtype in (None, *checks.FLOATS), "dtype", dtype, rule, remedy)
+        dtype, device = checks.dtype(dtype), checks.device(device)
 
         def move(a: Tensor) -> Tensor:
             return a.to(device=device, dtype=dtype if a.is_floating_point() else None)

@@ -79,7 +79,7 @@ class Euclidean(Space):
         # Many times faster than `distance`, and also from differences: |x|^2 + |y|^2 - 2 x.y loses digits.
         # The powers of two change no digit and keep squares of differences within floating point.
         scale = torch.maximum(power_of_two(x), power_of_two(y))
-        # Next to enormous ones, small squares would vanish; they do on an accelerator, where a look would wait.
+        # Next to enormous ones, small squares would vanish. On an accelerator they may: a look would wait.
         if on_host(x) and bool((scale > torch.finfo(x.dtype).max ** 0.4).any()):
             return super().pairwise(x, y)
         return scale * torch.cdist(x / scale, y / scale, compute_mode="donot_use_mm_for_euclid_dist")

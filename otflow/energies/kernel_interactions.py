@@ -190,7 +190,7 @@ def _(mu: Gaussian, F: ExponentialInteraction) -> Tensor:
     eye = torch.eye(B.shape[-1], dtype=B.dtype, device=B.device)
     finite = _positive(eye - B) & _positive(eye + B)
     near = torch.where(finite[..., None, None], B, torch.zeros_like(B))
-    tilt = (b * torch.linalg.solve(eye - near, b)).sum((-1, -2))
+    tilt = (b * torch.linalg.solve_ex(eye - near, b).result).sum((-1, -2))
     logdet = torch.linalg.slogdet(eye - near).logabsdet + torch.linalg.slogdet(eye + near).logabsdet
     # Where it is infinite so shall be its slope, rather than zero; B does not vanish there.
     beyond = B.square().sum((-1, -2)) * torch.where(finite, 0.0, math.inf).to(B.dtype)
@@ -247,7 +247,7 @@ def _characteristic(f: _Form, u: Tensor) -> tuple[Tensor, Tensor]:
     """
     b, B = f.b[..., None, :, :], f.B[..., None, :, :]
     P = torch.eye(B.shape[-1], dtype=B.dtype, device=B.device) + u[:, None, None] ** 2 * (B @ B)
-    p = torch.linalg.solve(P, b)
+    p = torch.linalg.solve_ex(P, b).result
     rate = u**2 * (b * p).sum((-1, -2)) + torch.linalg.slogdet(P).logabsdet / 2
     return rate, u * f.s[..., None] - u**3 * (b * (B @ p)).sum((-1, -2))
 

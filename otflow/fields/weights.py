@@ -142,7 +142,9 @@ class Layers(Weight):
             return raw[int(layer)]
         if checks.on_host(layer):
             return self.values[layer]
-        chosen = self.values.index_select(0, layer.flatten())  # a scalar in brackets would go by way of the host
+        chosen = self.values.index_select(
+            0, layer.flatten()
+        )  # a scalar in brackets would go by way of the host
         return chosen.reshape(*layer.shape, *chosen.shape[1:])
 
 

@@ -106,8 +106,21 @@ class Measure(ABC):
     def each(self, f: Change, exact: Change) -> Self:
         """The same measure, its numbers changed by f, and by ``exact`` what is always in double precision."""
 
-    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
-        """The same measure in another precision, or on another device; labels and levels stay in double."""
+    def to(
+        self,
+        dtype: torch.dtype | torch.device | str | None = None,
+        device: torch.device | str | None = None,
+    ) -> Self:
+        """The same measure in another precision, or on another device; labels and levels stay in double.
+
+        >>> import torch
+        >>> from otflow import Particles
+        >>> Particles([[1.0]]).to(torch.float32).to("cpu").dtype
+        torch.float32
+        """
+        if isinstance(dtype, torch.device | str):  # the device alone, as torch takes it
+            dtype, device = None, dtype
+        dtype, device = checks.dtype(dtype), checks.device(device)
         return self.each(lambda a: a.to(device=device, dtype=dtype), lambda a: a.to(device=device))
 
     def detach(self) -> Self:

@@ -181,7 +181,7 @@ def multiply(m: Tensor | None, u: Tensor, mu: Measure, *, inverse: bool = False)
             "matrix.shape", tuple(m.shape), f"mu lives in dimension {u.shape[-2]}", "pass a (d, d) matrix"
         )
     m = checks.alike(m, "matrix", u, "mu")
-    return torch.linalg.solve(m, u) if inverse else m @ u
+    return torch.linalg.solve_ex(m, u).result if inverse else m @ u  # m was found to be positive definite
 
 
 # --- along a move --------------------------------------------------------------------------------------
