@@ -161,5 +161,5 @@ class Answers(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             self.asked += 1
-            return torch.zeros((), dtype=args[0].dtype, device="cpu").item()
+            return args[0].dtype != torch.bool and 0
         return func(*args, **(kwargs or {}))

@@ -126,12 +126,13 @@ def on_host(x: Tensor) -> bool:
     return x.device.type == "cpu"
 
 
-def sound(value: Tensor, good: Tensor) -> Tensor:
+def sound(value: Tensor, good: Tensor | None) -> Tensor:
     """``value`` where ``good`` holds, else NaN: what a check does to numbers that the host does not look at.
 
-    A flow looks once a step whether its state is finite, so that a NaN does not go far.
+    A flow looks once a step whether its state is finite, so that a NaN does not go far. None means that the
+    host has looked.
     """
-    return torch.where(good, value, torch.nan)
+    return value if good is None else torch.where(good, value, torch.nan)
 
 
 def beside(x: Tensor, name: str, reference: Tensor, other: str) -> Tensor:

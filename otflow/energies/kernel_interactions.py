@@ -140,10 +140,10 @@ def _log_mean_exp(mu: Measure, F: ExponentialInteraction) -> Tensor:
 
 @_log_mean_exp.register(Particles)
 def _(mu: Particles, F: ExponentialInteraction) -> Tensor:
-    x, Ax = _in_range(*_tokens(mu, F.A))
-    logw = mu.w.log()
+    x, Ax = _tokens(mu, F.A)
+    good, logw = _in_range(x, Ax), mu.w.log()
     _, lse = kernels.attend(Ax, x, x[..., :1], logw)
-    return torch.logsumexp(logw + lse, -1)
+    return checks.sound(torch.logsumexp(logw + lse, -1), good)
 
 
 @singledispatch
@@ -154,10 +154,11 @@ def _mean_softplus(mu: Measure, F: SigmoidInteraction) -> Tensor:
 
 @_mean_softplus.register(Particles)
 def _(mu: Particles, F: SigmoidInteraction) -> Tensor:
-    x, Ax = _in_range(*_tokens(mu, F.A))
+    x, Ax = _tokens(mu, F.A)
+    good = _in_range(x, Ax)
     q, k, w = merge(Ax, mu.batch, 2), merge(x, mu.batch, 2), merge(mu.w, mu.batch, 1)
     rows = streamed(_softplus_rows, kernels.row_tiles(mu.n, w.numel()), q, k, w)
-    return (w * rows).sum(-1).reshape(mu.batch)
+    return checks.sound((w * rows).sum(-1).reshape(mu.batch), good)
 
 
 def _softplus_rows(rows: slice, q: Tensor, k: Tensor, w: Tensor) -> Tensor:
@@ -255,11 +256,11 @@ def _characteristic(f: _Form, u: Tensor) -> tuple[Tensor, Tensor]:
 # --- checks --------------------------------------------------------------------------------------------
 
 
-def _in_range(x: Tensor, Ax: Tensor) -> tuple[Tensor, Tensor]:
-    """x and Ax, or an error if scores might overflow, because inf - inf would be NaN; off the host, NaN."""
+def _in_range(x: Tensor, Ax: Tensor) -> Tensor | None:
+    """An error if scores might overflow, because inf - inf would be NaN; off the host, whether they do not."""
     bound = x.shape[-1] * x.detach().abs().amax() * Ax.detach().abs().amax()
     if not checks.on_host(bound):
-        return checks.sound(x, torch.isfinite(bound)), Ax
+        return torch.isfinite(bound)
     if not bool(torch.isfinite(bound)):
         raise NotFiniteError("the scores Ax.y leave the range of floating point; rescale tokens or A.", bound)
-    return x, Ax
+    return None
