@@ -64,7 +64,8 @@ def measures(field: str) -> list[of.Measure]:
     """A weighted cloud, if the field moves clouds, and one of each other kind that it moves."""
     names = [m for f, m in PAIRS if f == field]
     clouds = [m for m in ("weighted", "batched_labelled") if m in names][:1]
-    return [zoo.MEASURES[m]() for m in (*clouds, *(m for m in ("gaussian_of_rank_two", "grid_2d") if m in names))]
+    others = [m for m in ("gaussian_of_rank_two", "grid_2d") if m in names]
+    return [zoo.MEASURES[m]() for m in clouds + others]
 
 
 def quietly(field: of.VelocityField) -> of.VelocityField:

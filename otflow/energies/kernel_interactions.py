@@ -257,7 +257,7 @@ def _characteristic(f: _Form, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _in_range(x: Tensor, Ax: Tensor) -> Tensor | None:
-    """An error if scores might overflow, because inf - inf would be NaN; off the host, whether they do not."""
+    """An error if scores might overflow, because inf - inf would be NaN. Off the host, whether none does."""
     bound = x.shape[-1] * x.detach().abs().amax() * Ax.detach().abs().amax()
     if not checks.on_host(bound):
         return torch.isfinite(bound)
