@@ -32,6 +32,15 @@ from tests.samples import random_tangent
 
 NOW = torch.zeros((), dtype=torch.float64)
 
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded() -> None:
+    """torch loads much for its first fake tensors, and no single test is to pay for that."""
+    with Accelerator(CUDA) as there:
+        a = there.tensor(torch.eye(2, dtype=torch.float64))
+        (a @ a).sum()
+
+
 # --- velocities ----------------------------------------------------------------------------------------
 
 # Fields with an inner solver or a quadrature look at their numbers: the page on devices lists them.
