@@ -8,13 +8,13 @@ disturbs them alike. `--memory` also reports the peak memory of velocities of 50
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from timing import peak_memory
 from torch import Tensor
 
 import otflow as of
@@ -84,7 +84,7 @@ def memory(n: int = 50_000, d: int = 16) -> None:
     for name, field in fields.items():
         start = time.perf_counter()
         _, carry = field.evaluate(torch.zeros((), dtype=torch.float64), mu)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        peak = peak_memory() / 2**20
         note = "" if carry is None else f", marginal error {carry.residual:.1e}"
         print(f"n = {n}  d = {d}  {name}: {time.perf_counter() - start:.0f} s, peak {peak:.2f} GB{note}")
 

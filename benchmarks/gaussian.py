@@ -9,12 +9,12 @@ times all figures of Castin et al. 2025 (minutes).
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 
 import numpy as np
 from scipy.integrate import solve_ivp
+from timing import peak_memory
 
 import otflow as of
 from otflow.papers import REGISTRY
@@ -66,7 +66,7 @@ def compare(n: int, timed: int, repeats: int = 3) -> None:
         exact = loop(Q, V, roots[:timed])
         theirs = min(theirs, (time.perf_counter() - start) * n / timed)
     gap = np.abs(got[:timed] @ got[:timed].swapaxes(-1, -2) - exact).max()
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    memory = peak_memory() / 2**20
     verdict = f" (goal {GOAL:g}: {'reached' if theirs >= GOAL * mine else 'missed'})" if n == 10_000 else ""
     print(f"{n} covariances, d = {D}: Dopri5 {mine:.2f} s, loop {theirs:.0f} s ({timed} timed)")
     print(f"  ratio {theirs / mine:.1f}{verdict}, difference {gap:.1e}, {memory:.2f} GB")

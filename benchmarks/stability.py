@@ -12,13 +12,12 @@ matrix of scores alone would take 3.2 GB.
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Callable
 
 import numpy as np
 import torch
-from timing import timed
+from timing import peak_memory, timed
 from torch import Tensor
 
 import otflow as of
@@ -92,9 +91,9 @@ def _power(f: Callable[[Tensor], Tensor], x: Tensor, tol: float, limit: int = 50
 
 def large(n: int = 20_000, d: int = 64, steps: int = 3) -> None:
     field, mu, _ = problem(n, d)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_memory()
     spent, found = timed(lambda: local_constant(mu, field, max_iter=steps, on_failure="return"), repeats=1)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    after = peak_memory()
     print(
         f"large   n = {n}, d = {d}: {spent / steps:.1f} s a step (one jvp, one vjp), peak memory "
         f"+{(after - before) / 1024:.0f} MB, |J| >= {found.value:.4g}, residual {found.residual:.0e}"

@@ -15,13 +15,12 @@ million tokens with a million modes' worth of bandwidths; a prompt of 10,000 tok
 from __future__ import annotations
 
 import math
-import resource
 import sys
 from typing import Any
 
 import numpy as np
 from scipy import integrate
-from timing import timed
+from timing import peak_memory, timed
 
 import otflow as of
 from otflow.papers import kde_modes, perceptron, perspective
@@ -163,9 +162,9 @@ def large() -> None:
         causal.CausalAlibi(1.0, 1.0, modes=20),
         causal.prompts(10_000, rng=rng),
     )
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_memory()
     seconds, _ = timed(lambda: of.flow(mu, field, of.RK4(), t1=1.0, dt=0.05), 1)
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    grown = (peak_memory() - before) / 1024
     print(f"causal       N = 10,000, 20 modes, 20 steps of RK4: {seconds:.1f} s, +{grown:.0f} MB")
 
 

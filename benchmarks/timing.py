@@ -15,3 +15,12 @@ def timed(f: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
         out = f()
         best = min(best, time.perf_counter() - start)
     return best, out
+
+
+def peak_memory() -> float:
+    """The most memory in use so far, in KB on Linux; NaN on systems that do not tell Python."""
+    try:
+        import resource
+    except ImportError:  # not POSIX
+        return float("nan")
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

@@ -9,7 +9,6 @@ streamed problem of 50,000 points instead (minutes).
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import ot
 import torch
+from timing import peak_memory
 from torch import Tensor
 
 import otflow as of
@@ -181,7 +181,7 @@ def memory(n: int = 50_000, d: int = 8) -> None:
     x, y = torch.randn(2, n, d, generator=generator, dtype=torch.float64)
     start = time.perf_counter()
     plan = of.sinkhorn(of.Particles(x), of.Particles(y), of.Sinkhorn(4.0, tol=1e-6))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak = peak_memory() / 2**20
     seconds = time.perf_counter() - start
     print(f"{n} points, d = {d}: {plan}, {plan.sweeps} sweeps, {seconds:.0f} s, peak {peak:.2f} GB")
 

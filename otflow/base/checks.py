@@ -16,6 +16,7 @@ from otflow.base.errors import InputError
 
 FLOATS = (torch.float32, torch.float64)  # the dtypes in which otflow computes
 HALVES = (torch.float16, torch.bfloat16)  # refused: their four digits or fewer do not carry a flow
+SINGLE_ONLY = ("mps",)  # devices without float64: refused, because times, labels and searches are kept in it
 
 
 def fail(name: str, value: object, rule: str, remedy: str, error: type[InputError] = InputError) -> NoReturn:
@@ -56,7 +57,31 @@ def tensor(value: Any, name: str) -> Tensor:
     require(out.dtype not in HALVES, name, kind, rule, "convert it to float32 or float64")
     kind = f"a tensor of layout {out.layout}"
     require(out.layout is torch.strided, name, kind, "a dense tensor is needed", "call .to_dense() on it")
+    device(out.device, f"{name}.device")
     return finite(out if out.dtype in FLOATS else out.to(torch.float64), name)
+
+
+def device(value: torch.device | str | int | None, name: str = "device") -> torch.device | None:
+    """A device on which otflow computes, or None.
+
+    >>> from otflow.base import checks
+    >>> checks.device("cuda:1")
+    device(type='cuda', index=1)
+    """
+    if value is None:
+        return None
+    place = value if isinstance(value, torch.device) else torch.device(value)
+    if place.type in SINGLE_ONLY:
+        rule = "it has no float64, in which otflow keeps times and labels and solves, also for float32"
+        fail(name, repr(str(place)), rule, "stay on the CPU, or use a CUDA device")
+    return place
+
+
+def dtype(value: torch.dtype | None, name: str = "dtype") -> torch.dtype | None:
+    """float32 or float64, or None."""
+    rule = "otflow computes in float32 or float64"
+    require(value in (None, *FLOATS), name, value, rule, "choose one of them")
+    return value
 
 
 def _stacked(value: Any) -> Any:
@@ -105,6 +130,20 @@ def finite(x: Tensor, name: str) -> Tensor:
             f"drop it, or put a number in its place: {name}.nan_to_num(0.0)",
         )
     return x
+
+
+def on_host(x: Tensor) -> bool:
+    """Whether a look at the numbers is free. On an accelerator it waits until all work there is done."""
+    return x.device.type == "cpu"
+
+
+def sound(value: Tensor, good: Tensor | None) -> Tensor:
+    """``value`` where ``good`` holds, else NaN: what a check does to numbers that the host does not look at.
+
+    A flow looks once a step whether its state is finite, so that a NaN does not go far. None means that the
+    host has looked.
+    """
+    return value if good is None else torch.where(good, value, torch.nan)
 
 
 def beside(x: Tensor, name: str, reference: Tensor, other: str) -> Tensor:

@@ -131,8 +131,7 @@ class Parametric:
 
         Functions of time and measures (targets of energies) are left as they are.
         """
-        rule, remedy = "otflow computes in float32 or float64", "pass dtype=torch.float64"
-        checks.require(dtype in (None, *checks.FLOATS), "dtype", dtype, rule, remedy)
+        dtype, device = checks.dtype(dtype), checks.device(device)
 
         def move(a: Tensor) -> Tensor:
             return a.to(device=device, dtype=dtype if a.is_floating_point() else None)
@@ -168,12 +167,17 @@ def convert(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
         return value if live(value) and value.is_leaf else move(value)
     if isinstance(value, Parametric):
         for name, inner in vars(value).items():
-            vars(value)[name] = inner if name in value.aside else convert(inner, move)
+            vars(value)[name] = _placed(inner, move) if name in value.aside else convert(inner, move)
     elif type(value) in (tuple, list):
         return type(value)(convert(inner, move) for inner in value)
     elif type(value) is dict:
         return {key: convert(inner, move) for key, inner in value.items()}
     return value
+
+
+def _placed(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
+    """What is no weight goes to the device of the weights, and keeps its precision."""
+    return value.to(move(value).device) if isinstance(value, Tensor) else value
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

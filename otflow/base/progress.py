@@ -29,7 +29,7 @@ def bar(total: float, doing: str, unit: str, *, progress: bool) -> Any:
 
 @cache
 def _kind() -> Any:
-    """The bar for the place where we are: a widget if the notebook has widgets, else text, without a warning."""
+    """The bar for this place: a widget in a notebook that has widgets, else text; without a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from tqdm.auto import tqdm

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from otflow.base.checks import fail, positive
+from otflow.base.checks import fail, on_host, positive
 
 
 class Space(ABC):
@@ -79,7 +79,8 @@ class Euclidean(Space):
         # Many times faster than `distance`, and also from differences: |x|^2 + |y|^2 - 2 x.y loses digits.
         # The powers of two change no digit and keep squares of differences within floating point.
         scale = torch.maximum(power_of_two(x), power_of_two(y))
-        if bool((scale > torch.finfo(x.dtype).max ** 0.4).any()):  # next to these, small squares would vanish
+        # Next to enormous ones, small squares would vanish. On an accelerator they may: a look would wait.
+        if on_host(x) and bool((scale > torch.finfo(x.dtype).max ** 0.4).any()):
             return super().pairwise(x, y)
         return scale * torch.cdist(x / scale, y / scale, compute_mode="donot_use_mm_for_euclid_dist")
 

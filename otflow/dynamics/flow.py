@@ -129,6 +129,7 @@ class FlowRun:
     memory: Memory = field(default_factory=Memory)
     steps: int = 0
     message: str = ""
+    intact: bool = True  # if so no member has ended, which then need not be asked of the device; else unknown
 
     @property
     def running(self) -> Tensor:
@@ -207,7 +208,7 @@ def _drive(
                 if not shown.disable:
                     shown.update(_reached(state, problem.stepper) - _reached(run, problem.stepper))
                 run = state  # the latest state, also when the next step raises
-            if not bool(run.running.any()):
+            if not (run.intact or bool(run.running.any())):
                 break
             if end.switch:
                 run = replace(run, memory=run.memory._replace(first=None))
@@ -332,10 +333,14 @@ def _step(run: FlowRun, problem: FlowProblem, end: float, left: Tensor, log: Rec
         proposal = torch.where(clamped & (step.dt > 0), torch.maximum(run.dt, step.dt_next), step.dt_next)
         dt = torch.where(h > 0, proposal, run.dt)
     new = _accept(run, replace(run, mu=moved, t=t, dt=dt, memory=memory, steps=run.steps + 1), step)
-    if torch.is_grad_enabled() and bool((run.running & ~new.running).any()):
+    if torch.is_grad_enabled() and not new.intact and bool((run.running & ~new.running).any()):
         # Infinities of members that fail now would spoil the gradients of the others: step without them.
         return _step(
-            replace(run, codes=new.codes, ended=new.ended, message=new.message), problem, end, left, log
+            replace(run, codes=new.codes, ended=new.ended, message=new.message, intact=False),
+            problem,
+            end,
+            left,
+            log,
         )
     log.certify(step)
     return new
@@ -358,7 +363,7 @@ def _move(run: FlowRun, problem: FlowProblem, h: Tensor, end: float) -> tuple[St
 def _healthy(run: FlowRun) -> Measure:
     """The state, with a member that still runs in place of those that have ended: a harmless stand-in."""
     running = run.running.flatten()
-    if bool(running.all()):
+    if run.intact or bool(running.all()):
         return run.mu
     k = int(running.to(torch.int8).argmax())
     batch = len(run.mu.batch)
@@ -377,19 +382,22 @@ def _accept(old: FlowRun, new: FlowRun, step: Step) -> FlowRun:
     mu = where(keep, new.mu, old.mu)
     t = torch.where(keep, new.t, old.t) if old.t.ndim or not keep.ndim else new.t
     message = old.message
-    if bool((old.running & (codes > 0)).any()):
+    failing = bool((old.running & (codes > 0)).any())
+    if failing:
         size = max(float(c.detach().abs().max()) for c in old.mu.coords)
         where_to = f"t = {float(old.t.max()):.17g}, dt = {float(old.dt.min()):.3g}, |x| = {size:.3g}"
         left = f"the state leaves the finite numbers after {where_to}"
         message = left if bool((codes == status.code("blow_up")).any()) else step.message
-    return _mark(replace(new, mu=mu, t=t, codes=old.codes, message=message), codes, codes > 0, old.t)
+    kept = replace(new, mu=mu, t=t, codes=old.codes, message=message)
+    return replace(_mark(kept, codes, codes > 0, old.t), intact=old.intact and not failing)
 
 
 def _mark(run: FlowRun, codes: Tensor | int, now: Tensor, t: Tensor | None = None) -> FlowRun:
     """Give members a status, and note when."""
     fresh = now & run.running
     when = (run.t if t is None else t).expand(run.ended.shape)
-    return replace(run, codes=status.merge(run.codes, codes, now), ended=torch.where(fresh, when, run.ended))
+    codes = status.merge(run.codes, codes, now)
+    return replace(run, codes=codes, ended=torch.where(fresh, when, run.ended), intact=False)
 
 
 def _end(run: FlowRun, name: str, message: str) -> FlowRun:

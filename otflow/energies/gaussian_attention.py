@@ -210,4 +210,4 @@ def _l2_value(g: Tensor) -> Tensor:
 def _l2_slope(g: Tensor) -> Tensor:
     """Per eigenvalue 4 l / (1 + 2 l)."""
     eye = torch.eye(g.shape[-1], dtype=g.dtype, device=g.device)
-    return 4 * torch.linalg.solve(eye + 2 * g, g)
+    return 4 * torch.linalg.solve_ex(eye + 2 * g, g).result

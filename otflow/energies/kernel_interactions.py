@@ -140,10 +140,10 @@ def _log_mean_exp(mu: Measure, F: ExponentialInteraction) -> Tensor:
 
 @_log_mean_exp.register(Particles)
 def _(mu: Particles, F: ExponentialInteraction) -> Tensor:
-    x, Ax = _in_range(*_tokens(mu, F.A))
-    logw = mu.w.log()
+    x, Ax = _tokens(mu, F.A)
+    good, logw = _in_range(x, Ax), mu.w.log()
     _, lse = kernels.attend(Ax, x, x[..., :1], logw)
-    return torch.logsumexp(logw + lse, -1)
+    return checks.sound(torch.logsumexp(logw + lse, -1), good)
 
 
 @singledispatch
@@ -154,10 +154,11 @@ def _mean_softplus(mu: Measure, F: SigmoidInteraction) -> Tensor:
 
 @_mean_softplus.register(Particles)
 def _(mu: Particles, F: SigmoidInteraction) -> Tensor:
-    x, Ax = _in_range(*_tokens(mu, F.A))
+    x, Ax = _tokens(mu, F.A)
+    good = _in_range(x, Ax)
     q, k, w = merge(Ax, mu.batch, 2), merge(x, mu.batch, 2), merge(mu.w, mu.batch, 1)
     rows = streamed(_softplus_rows, kernels.row_tiles(mu.n, w.numel()), q, k, w)
-    return (w * rows).sum(-1).reshape(mu.batch)
+    return checks.sound((w * rows).sum(-1).reshape(mu.batch), good)
 
 
 def _softplus_rows(rows: slice, q: Tensor, k: Tensor, w: Tensor) -> Tensor:
@@ -190,7 +191,7 @@ def _(mu: Gaussian, F: ExponentialInteraction) -> Tensor:
     eye = torch.eye(B.shape[-1], dtype=B.dtype, device=B.device)
     finite = _positive(eye - B) & _positive(eye + B)
     near = torch.where(finite[..., None, None], B, torch.zeros_like(B))
-    tilt = (b * torch.linalg.solve(eye - near, b)).sum((-1, -2))
+    tilt = (b * torch.linalg.solve_ex(eye - near, b).result).sum((-1, -2))
     logdet = torch.linalg.slogdet(eye - near).logabsdet + torch.linalg.slogdet(eye + near).logabsdet
     # Where it is infinite so shall be its slope, rather than zero; B does not vanish there.
     beyond = B.square().sum((-1, -2)) * torch.where(finite, 0.0, math.inf).to(B.dtype)
@@ -247,7 +248,7 @@ def _characteristic(f: _Form, u: Tensor) -> tuple[Tensor, Tensor]:
     """
     b, B = f.b[..., None, :, :], f.B[..., None, :, :]
     P = torch.eye(B.shape[-1], dtype=B.dtype, device=B.device) + u[:, None, None] ** 2 * (B @ B)
-    p = torch.linalg.solve(P, b)
+    p = torch.linalg.solve_ex(P, b).result
     rate = u**2 * (b * p).sum((-1, -2)) + torch.linalg.slogdet(P).logabsdet / 2
     return rate, u * f.s[..., None] - u**3 * (b * (B @ p)).sum((-1, -2))
 
@@ -255,11 +256,13 @@ def _characteristic(f: _Form, u: Tensor) -> tuple[Tensor, Tensor]:
 # --- checks --------------------------------------------------------------------------------------------
 
 
-def _in_range(x: Tensor, Ax: Tensor) -> tuple[Tensor, Tensor]:
-    """x and Ax, or an error if scores might overflow, because inf - inf would be NaN."""
+def _in_range(x: Tensor, Ax: Tensor) -> Tensor | None:
+    """An error if scores might overflow, because inf - inf would be NaN. Off the host, whether none does."""
     bound = x.shape[-1] * x.detach().abs().amax() * Ax.detach().abs().amax()
+    if not checks.on_host(bound):
+        return torch.isfinite(bound)
     if not bool(torch.isfinite(bound)):
         raise NotFiniteError(
             "the scores Ax.y leave the range of floating point; rescale A / 10, say, or x / 3.", bound
         )
-    return x, Ax
+    return None

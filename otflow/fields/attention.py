@@ -164,9 +164,12 @@ def _matrix(f: Weight, name: str, mu: Measure, t: Tensor) -> Tensor:
 
 
 def _centred(mu: Gaussian) -> bool:
-    """Whether the mean is zero for good: then so is its velocity, and half of the products are saved."""
+    """Whether the mean is zero for good: then so is its velocity, and half of the products are saved.
+
+    An accelerator has done these products before the host has seen the mean.
+    """
     followed = mu.mean.requires_grad or forward_ad.unpack_dual(mu.mean).tangent is not None
-    return not followed and not bool(mu.mean.any())
+    return not followed and checks.on_host(mu.mean) and not bool(mu.mean.any())
 
 
 def log_weights(mu: Particles) -> Tensor | None:

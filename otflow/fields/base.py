@@ -86,7 +86,7 @@ class VelocityField(Parametric, Linear["VelocityField"]):
                 f"{carry.message}; raise max_iter, relax tol, or take the velocity from field.evaluate.",
                 result,
             )
-        if not all(bool(torch.isfinite(piece.detach()).all()) for piece in result):
+        if not bool(torch.stack([torch.isfinite(piece.detach()).all() for piece in result]).all()):
             raise NotFiniteError(
                 f"the velocity of {self!r} is not finite (scores or values overflow); "
                 "rescale them, Q / 10 and V / 10, say, or the tokens.",

@@ -162,7 +162,12 @@ class Layers(Weight):
         raw = vars(self)["values"]
         if isinstance(raw, tuple) and not layer.ndim:  # no stack, nor a gradient, of layers that are not used
             return raw[int(layer)]
-        return self.values[layer]
+        if checks.on_host(layer):
+            return self.values[layer]
+        chosen = self.values.index_select(
+            0, layer.flatten()
+        )  # a scalar in brackets would go by way of the host
+        return chosen.reshape(*layer.shape, *chosen.shape[1:])
 
     @property
     def shape(self) -> tuple[int, ...]:

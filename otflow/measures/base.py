@@ -118,8 +118,21 @@ class Measure(ABC):
     def each(self, f: Change, exact: Change) -> Self:
         """The same measure, its numbers changed by f, and by ``exact`` what is always in double precision."""
 
-    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
-        """The same measure in another precision, or on another device; labels and levels stay in double."""
+    def to(
+        self,
+        dtype: torch.dtype | torch.device | str | None = None,
+        device: torch.device | str | None = None,
+    ) -> Self:
+        """The same measure in another precision, or on another device; labels and levels stay in double.
+
+        >>> import torch
+        >>> from otflow import Particles
+        >>> Particles([[1.0]]).to(torch.float32).to("cpu").dtype
+        torch.float32
+        """
+        if isinstance(dtype, torch.device | str):  # the device alone, as torch takes it
+            dtype, device = None, dtype
+        dtype, device = checks.dtype(dtype), checks.device(device)
         return self.each(lambda a: a.to(device=device, dtype=dtype), lambda a: a.to(device=device))
 
     def detach(self) -> Self:
@@ -175,7 +188,7 @@ class Measure(ABC):
         """Which members of the batch have finite coordinates, shape (*batch,)."""
         own = [c.detach().sum(tuple(range(len(self.batch), c.ndim))) for c in self.coords]
         quick = torch.isfinite(torch.stack(own)).all(0)  # but a sum may overflow though its terms are finite
-        if bool(quick.all()):
+        if checks.on_host(quick) and bool(quick.all()):
             return quick
         ok = [torch.isfinite(c.detach()).reshape(*self.batch, -1).all(-1) for c in self.coords]
         return torch.stack(ok).all(0)
@@ -195,7 +208,7 @@ def which(w: Tensor, u: Tensor) -> Tensor:
 
 def where(condition: Tensor, mu: Measure, nu: Measure) -> Measure:
     """Members of ``mu`` where the condition (*batch,) holds, of ``nu`` elsewhere."""
-    if bool(condition.all()):
+    if checks.on_host(condition) and bool(condition.all()):
         return mu
     return mu.at(mu.coords.zip(nu.coords, lambda a, b: torch.where(align(condition, a), a, b)))
 

@@ -67,7 +67,15 @@ class Grid(Measure):
     @property
     def spacing(self) -> tuple[float, ...]:
         """Width of a cell along each axis."""
-        return tuple(float(a[1] - a[0]) for a in self.axes)
+        if "_spacing" not in vars(self):  # found out once, because every look makes an accelerator wait
+            object.__setattr__(self, "_spacing", tuple(float(a[1] - a[0]) for a in self.axes))
+        widths: tuple[float, ...] = vars(self)["_spacing"]
+        return widths
+
+    def _same_cells(self, other: Self) -> Self:
+        """``other``, with what is known of the axes."""
+        object.__setattr__(other, "_spacing", self.spacing)
+        return other
 
     @property
     def cell(self) -> float:
@@ -85,7 +93,7 @@ class Grid(Measure):
     def at(self, coords: Sequence[Tensor]) -> Self:
         other = object.__new__(type(self))
         other._set(coords[0], self.axes)
-        return other
+        return self._same_cells(other)
 
     @classmethod
     def from_function(cls, f: Callable[..., Any], axes: Sequence[Any]) -> Self:
@@ -139,7 +147,7 @@ class Grid(Measure):
     def each(self, f: Change, exact: Change) -> Self:
         other = object.__new__(type(self))
         other._set(f(self.density), tuple(f(a) for a in self.axes))
-        return other
+        return self._same_cells(other) if other.dtype == self.dtype else other
 
     def parts(self) -> dict[str, Tensor]:
         return {"density": self.density} | {f"axis{i}": a for i, a in enumerate(self.axes)}
@@ -189,7 +197,9 @@ class Grid(Measure):
         return self.at([rho])
 
     def _check_cfl(self, flow_out: Tensor) -> None:
-        cfl = flow_out.detach().max().item() if bool(torch.isfinite(flow_out).all()) else math.nan
+        flow_out = flow_out.detach()
+        # One look rather than two; what is not finite is left for the flow to judge.
+        cfl = torch.where(torch.isfinite(flow_out).all(), flow_out.max(), torch.nan).item()
         if cfl > 1 + 1e-12:
             raise StepError(
                 f"CFL number = {cfl:.3g}: an explicit step on a grid must not empty a cell (limit 1); "

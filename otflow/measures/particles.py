@@ -49,6 +49,7 @@ class Particles(Measure):
         self._set(
             x, None if w is None else _weights(w, x), None if label is None else _labels(label, x), space
         )
+        self._massless()  # here, where the weights are looked at anyway
 
     def _set(self, x: Tensor, w: Tensor | None, label: Tensor | None, space: Space) -> None:
         for name, value in (("x", x), ("_w", w), ("label", label), ("space", space)):
@@ -84,18 +85,31 @@ class Particles(Measure):
             return self._w
         return torch.full((), 1.0 / self.n, dtype=self.dtype, device=self.device).expand(self.x.shape[:-1])
 
+    def _massless(self) -> bool:
+        """Whether an atom has no mass. Found out once, because every look makes an accelerator wait."""
+        if "_empty" not in vars(self):
+            object.__setattr__(self, "_empty", self._w is not None and bool((self._w == 0).any()))
+        empty: bool = vars(self)["_empty"]
+        return empty
+
+    def _same_masses(self, other: Self) -> Self:
+        """``other``, with what is known of the weights."""
+        if "_empty" in vars(self):
+            object.__setattr__(other, "_empty", vars(self)["_empty"])
+        return other
+
     def at(self, coords: Sequence[Tensor]) -> Self:
         (x,) = coords
         other = object.__new__(type(self))
         w, label = (None if a is None else a.expand(x.shape[:-1]) for a in (self._w, self.label))
         other._set(x, w, label, self.space)
-        return other
+        return self._same_masses(other)
 
     def each(self, f: Change, exact: Change) -> Self:
         other = object.__new__(type(self))
         w, label = (None if a is None else g(a) for a, g in ((self._w, f), (self.label, exact)))
         other._set(f(self.x), w, label, self.space)
-        return other
+        return self._same_masses(other) if other.dtype == self.dtype else other  # tiny masses may round to 0
 
     def parts(self) -> dict[str, Tensor]:
         return {"x": self.x, "w": self.w} | ({} if self.label is None else {"label": self.label})
@@ -142,7 +156,7 @@ class Particles(Measure):
     def sharp(self, covector: Tangent) -> Tangent:
         rule = "the gradient at an atom without mass is not defined"
         remedy = "drop the atom; attention can be evaluated there with field.at(t, mu, points)"
-        checks.require(self.uniform or not (self.w == 0).any(), "min(w)", 0.0, rule, remedy)
+        checks.require(self.uniform or not self._massless(), "min(w)", 0.0, rule, remedy)
         return self.tangent(covector.map(lambda c: c / self.w[..., None]))
 
     def move(self, u: Tangent) -> Self:

@@ -60,8 +60,10 @@ class Partition(Parametric):
 
     def __call__(self, mu: Measure, x: Tensor) -> Tensor:
         """a_mu(x), (*batch, n)."""
-        log = self.log(mu, x)
-        info, (low, high) = torch.finfo(log.dtype), torch.aminmax(log.detach())
+        log, info = self.log(mu, x), torch.finfo(x.dtype)
+        low, high = torch.aminmax(log.detach())
+        if not checks.on_host(log):
+            return checks.sound(log, (low > math.log(info.tiny)) & (high < math.log(info.max))).exp()
         if not (low > math.log(info.tiny) and high < math.log(info.max)):
             raise NotFiniteError(
                 f"int exp(Ax.y) dmu(y) reaches from exp({low.item():.4g}) to exp({high.item():.4g}), beyond "

@@ -150,6 +150,8 @@ def weight_at(metric: Twisted, mu: Particles) -> Tensor:
     if metric.weight is None:
         return torch.ones_like(mu.x[..., 0])
     a: Tensor = metric.weight(mu, mu.x)
+    if a.shape == mu.x.shape[:-1] and not checks.on_host(a):
+        return checks.sound(a, a > 0)
     if a.shape != mu.x.shape[:-1] or not bool((a > 0).all()):
         rule, remedy = (
             f"it must be positive, of shape {tuple(mu.x.shape[:-1])}",
@@ -190,7 +192,7 @@ def multiply(m: Tensor | None, u: Tensor, mu: Measure, *, inverse: bool = False)
             "matrix.shape", tuple(m.shape), f"mu lives in dimension {u.shape[-2]}", "pass a (d, d) matrix"
         )
     m = checks.alike(m, "matrix", u, "mu")
-    return torch.linalg.solve(m, u) if inverse else m @ u
+    return torch.linalg.solve_ex(m, u).result if inverse else m @ u  # m was found to be positive definite
 
 
 # --- along a move --------------------------------------------------------------------------------------

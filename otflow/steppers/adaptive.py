@@ -59,7 +59,7 @@ class Adaptive(Stepper):
             memory=Memory(done.carry, _choose(accept & (dt > 0), done.v[-1], done.v[0]), size),
             failed=_underflow(t, dt, dt_next, mu, done, failed),
             message=done.message,
-            certificate=done.certificate if bool(accept.any()) else {},
+            certificate=done.certificate if done.certificate and bool(accept.any()) else {},
         )
 
     def first_dt(self, field: VelocityField, t: Tensor, mu: Measure, longest: float) -> Tensor:
@@ -109,7 +109,7 @@ def _factor(error: Tensor, last: Tensor, accept: Tensor, order: int) -> Tensor:
 
 
 def _choose(accept: Tensor, new: Tangent, old: Tangent) -> Tangent:
-    if bool(accept.all()):
+    if checks.on_host(accept) and bool(accept.all()):
         return new
     return new.zip(old, lambda a, b: torch.where(align(accept, a), a, b))
 
@@ -120,7 +120,7 @@ def _underflow(
     """Steps below the resolution of t end a run: a blow-up if the state explodes within it, else a stall."""
     ulp = torch.nextafter(t.abs(), torch.full_like(t, torch.inf)) - t.abs()
     tiny = (dt > 0) & (dt_next < 4 * ulp)
-    if not bool(tiny.any()):
+    if checks.on_host(tiny) and not bool(tiny.any()):
         return failed
     speed, size = (
         sum(p.detach().double().reshape(*mu.batch, -1).abs().amax(-1) for p in c)

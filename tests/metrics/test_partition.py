@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 
 import numpy as np
 import pytest
@@ -108,7 +107,7 @@ def test_points_of_another_dimension_or_precision_are_refused() -> None:
 @pytest.mark.thorough
 def test_memory_grows_with_the_number_of_tokens_only() -> None:
     """A dense matrix of scores would take 800 MB."""
-
+    resource = pytest.importorskip("resource")  # POSIX only
     mu = of.Particles(normal(10_000, 2))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     Partition(0.1 * torch.eye(2, dtype=torch.float64))(mu, mu.x)

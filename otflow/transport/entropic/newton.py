@@ -113,25 +113,41 @@ def refine(state: ScalingState, tol: float, max_iter: int) -> tuple[Tensor, int,
     When half of a batch is done, the rest goes on by itself.
     """
     run = _Run(state, tol)
-    if bool(run.open.any()) and max_iter > 0:
-        run.state = state.absorbed()
-    while run.open.any() and run.sweeps < max_iter and not run.stalled:
-        if len(run.open) > 1 and 2 * int(run.open.sum()) <= len(run.open):
+    if run.seen.open and max_iter > 0:
+        run.start(state.absorbed())
+    while run.seen.open and run.sweeps < max_iter and not run.stalled:
+        members = len(run.state.G)
+        if members > 1 and 2 * run.seen.open <= members:
             return run.split(max_iter)
-        if run.slow and bool((run.state.error[run.open] < CLOSE).all()):
+        if run.seen.slow and run.seen.close:
             run.newton(max_iter)
         run.sweep()
     return run.state.G, run.sweeps, run.open & run.stalled
+
+
+class _Seen(NamedTuple):
+    """What decides how to go on, fetched from the device at once: every look waits for all work there."""
+
+    open: int  # how many members are to be improved
+    slow: bool  # whether the last sweep left much of the error of one that was open
+    close: bool  # whether Newton is worth a try for all
+    strained: bool  # whether the sums are not to be trusted
 
 
 class _Run:
     """The loop of `refine` with its memory."""
 
     def __init__(self, state: ScalingState, tol: float) -> None:
-        self.state, self.tol = state, tol
+        self.tol = tol
         self.reach = torch.full_like(state.G[:, :1], 2.0)  # largest component of a Newton step
-        self.sweeps, self.failures, self.slow, self.sharp = 0, 0, False, False
+        self.sweeps, self.failures, self.sharp = 0, 0, False
         self.best, self.products = state.error, CG
+        self.start(state)
+
+    def start(self, state: ScalingState) -> None:
+        """Go on from a state that no sweep has led to."""
+        self.state = state
+        self.seen = self._look(torch.full_like(state.error, torch.inf), torch.zeros_like(self.open))
 
     @property
     def open(self) -> Tensor:
@@ -142,29 +158,43 @@ class _Run:
     def stalled(self) -> bool:
         return self.failures >= PATIENCE
 
+    def _look(self, before: Tensor, swept: Tensor) -> _Seen:
+        """``before`` is the error that members had which were ``swept``."""
+        error, open_ = self.state.error, self.open
+        slow, far = swept & (error > SLOW * before), open_ & (error >= CLOSE)
+        counts = [mask.sum() for mask in (open_, slow, far, self.state.strained)]
+        left, slowly, away, strained = torch.stack(counts).tolist()
+        return _Seen(left, slowly > 0, not away, strained > 0)
+
     def sweep(self) -> None:
-        before, open_ = self.state.error, self.open
-        self.state = self.state.moved(torch.where(open_[:, None], self.state.sweep, 0.0))
+        before, swept = self.state.error, self.open
+        self.state = self.state.moved(torch.where(swept[:, None], self.state.sweep, 0.0))
         self.sweeps += 1
-        left = self.state.error[open_]
-        self.slow = bool((left > SLOW * before[open_]).any()) if len(left) else False
+        self.seen = self._look(before, swept)
+        if self.seen.strained:
+            self.state = self.state.renewed()
+            self.seen = self._look(before, swept)
+
+    def _moved(self, d: Tensor) -> ScalingState:
+        state = self.state.moved(d)
+        return state.renewed() if bool(state.strained) else state
 
     def newton(self, max_iter: int) -> None:
         """A Newton step for those members that it helps."""
         old, open_ = self.state, self.open
         d = self._direction(max_iter)
         d = torch.where(open_[:, None], torch.maximum(torch.minimum(d, self.reach), -self.reach), 0.0)
-        trial = self.state.moved(d)
+        trial = self._moved(d)
         better = ~open_ | trial.improves(self.state)
         self.reach = torch.where(better[:, None], (1.5 * self.reach).clamp(max=8.0), self.reach / 2)
-        self.state = trial if bool(better.all()) else self.state.moved(torch.where(better[:, None], d, 0.0))
+        self.state = trial if bool(better.all()) else self._moved(torch.where(better[:, None], d, 0.0))
         self.sweeps += 1
         self._judge(old)
 
     def _judge(self, old: ScalingState) -> None:
         """Count the steps that brought no open member forward."""
-        progress = ((self.state.error < 0.9 * self.best) | self.state.climbs(old))[self.open]
-        self.failures = 0 if len(progress) == 0 or bool(progress.any()) else self.failures + 1
+        progress, open_ = (self.state.error < 0.9 * self.best) | self.state.climbs(old), self.open
+        self.failures = 0 if bool((progress & open_).any() | ~open_.any()) else self.failures + 1
         self.best = torch.minimum(self.best, self.state.error)
 
     def _direction(self, max_iter: int) -> Tensor:
@@ -172,7 +202,7 @@ class _Run:
         if d is not None:
             self.sweeps += min(d.shape[-1], FACTORISE) // 20  # what it costs, in sweeps
             return d
-        forcing = min(0.1, max(0.01, float(self.state.error[self.open].max())))
+        forcing = min(0.1, max(0.01, float(torch.where(self.open, self.state.error, 0.0).max())))
         budget = max(1, min(self.products, max_iter - self.sweeps))
         d, used, done = self.state.newton(tol=forcing, max_iter=budget)
         self.sweeps += used

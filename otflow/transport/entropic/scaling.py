@@ -117,7 +117,16 @@ class ScalingState(ABC):
 
     @abstractmethod
     def moved(self, d: Tensor) -> ScalingState:
-        """The state at G + d."""
+        """The state at G + d; no number of it is looked at, see `strained`."""
+
+    @property
+    def strained(self) -> Tensor:
+        """Whether potentials have moved so far that sums may be wrong, (): then `renewed` is needed."""
+        return torch.zeros_like(self.G[:1, 0], dtype=torch.bool)[0]
+
+    def renewed(self) -> ScalingState:
+        """The state at the same potential, absorbed anew."""
+        return self.kernel.state(self.G).absorbed()
 
     @abstractmethod
     def absorbed(self) -> ScalingState:
@@ -232,11 +241,12 @@ class Absorbed(_Alternating):
     def absorbed(self) -> Absorbed:
         return self
 
-    def moved(self, d: Tensor) -> Streamed | Absorbed:
-        logv = self.logv + d
-        if bool((logv.abs() > RANGE).any()):
-            return Streamed(self.kernel, self.G + d).absorbed()
-        return Absorbed(self.kernel, self.G + d, self.K, self.F0, logv)
+    def moved(self, d: Tensor) -> Absorbed:
+        return Absorbed(self.kernel, self.G + d, self.K, self.F0, self.logv + d)
+
+    @property
+    def strained(self) -> Tensor:
+        return (self.logv.abs() > RANGE).any()
 
     def forth(self, x: Tensor) -> Tensor:
         return self.u * _times(self.K, self.b * self.v * x)
@@ -303,11 +313,12 @@ class SymmetricAbsorbed(_Symmetric):
     def absorbed(self) -> SymmetricAbsorbed:
         return self
 
-    def moved(self, d: Tensor) -> SymmetricStreamed | SymmetricAbsorbed:
-        logv = self.logv + d
-        if bool((logv.abs() > RANGE).any()):
-            return SymmetricStreamed(self.kernel, self.G + d).absorbed()
-        return SymmetricAbsorbed(self.kernel, self.G + d, self.K, logv)
+    def moved(self, d: Tensor) -> SymmetricAbsorbed:
+        return SymmetricAbsorbed(self.kernel, self.G + d, self.K, self.logv + d)
+
+    @property
+    def strained(self) -> Tensor:
+        return (self.logv.abs() > RANGE).any()
 
     def forth(self, x: Tensor) -> Tensor:
         return self.v * _times(self.K, self.w * self.v * x) * (-self.logs).exp()
