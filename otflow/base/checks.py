@@ -80,7 +80,7 @@ def device(value: torch.device | str | int | None, name: str = "device") -> torc
 def dtype(value: torch.dtype | None, name: str = "dtype") -> torch.dtype | None:
     """float32 or float64, or None."""
     rule = "otflow computes in float32 or float64"
-    require(value in (None, *FLOATS), name, value, rule, "choose one of them")
+    require(value in (None, *FLOATS), name, value, rule, f"pass {name}=torch.float64")
     return value
 
 
