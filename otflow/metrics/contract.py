@@ -55,7 +55,13 @@ def _tried(metric: Metric, mu: Measure) -> dict[str, float]:
     contract.shaped(metric, "inner product", products(mu), [()] * 3, mu)
     contract.shaped(metric, "gradient", slope(mu), mu.shapes(), mu)
     uv, vu, uu = contract.same_again(products, mu, metric)
-    checks.require(bool(uu > 0), "<u, u>", float(uu), "a metric is positive", "check the sign of inner")
+    checks.require(
+        bool(uu > 0),
+        "<u, u>",
+        float(uu),
+        "a metric is positive",
+        "let inner(mu, u, u) be positive for u != 0",
+    )
     g, (u, c) = Tangent(contract.same_again(slope, mu, metric)), tangents(mu)
     odd, off = (
         contract.gap([uv], [vu], [uu]),

@@ -87,7 +87,7 @@ class TwistedTransport:
         Gaussians they are functions of M^(1/2) x and M^(1/2) y.
         """
         rule = "with a weight the dual problem is one of paths, without f and g"
-        remedy = "look at upper and lower, or use Twisted(matrix=M)"
+        remedy = "read upper and lower instead, or use Twisted(matrix=M)"
         checks.require(self.metric.weight is None, "potentials", self.metric, rule, remedy)
         return self.coupling.potentials
 

@@ -14,7 +14,7 @@ from otflow.base.errors import NotFiniteError
 from otflow.base.kernels import attend
 from otflow.base.matrices import squares
 from otflow.base.parameters import Derived, Parametric
-from otflow.measures import Gaussian, Measure
+from otflow.measures import Gaussian, Measure, Particles
 
 
 class Partition(Parametric):
@@ -80,7 +80,7 @@ class Partition(Parametric):
 def _log_partition(mu: Measure, q: Tensor) -> Tensor:
     """log int exp(q.y) dmu(y) for q = Ax."""
     y, w = mu.nodes()
-    if getattr(mu, "weights", w) is None:  # equal ones: no bias to stream
+    if isinstance(mu, Particles) and mu.uniform:  # no bias to stream
         return attend(q, y, y[..., :1])[1] - math.log(y.shape[-2])
     return attend(q, y, y[..., :1], w.log())[1]
 

@@ -12,8 +12,8 @@ from otflow.transport.bures.geometry import (
     bures_wasserstein,
 )
 from otflow.transport.discrepancy import EnergyKernel, GaussianKernel, LaplaceKernel, mmd
-from otflow.transport.entropic.costs import BilinearCost, Cost, PowerCost
-from otflow.transport.entropic.engines import POT, Engine, GeomLoss
+from otflow.transport.entropic.costs import BilinearCost, Cost, Features, Parts, PowerCost
+from otflow.transport.entropic.engines import POT, ColumnPotential, Engine, GeomLoss
 from otflow.transport.entropic.newton import NewtonSinkhorn
 from otflow.transport.entropic.options import Sinkhorn
 from otflow.transport.entropic.sinkhorn import EntropicTransport, sinkhorn, sinkhorn_divergence
@@ -32,17 +32,20 @@ from otflow.transport.result import Transport
 __all__ = [
     "AffineMap",
     "BilinearCost",
+    "ColumnPotential",
     "Cost",
     "EnergyKernel",
     "Engine",
     "EntropicTransport",
     "ExactTransport",
+    "Features",
     "GaussianKernel",
     "GaussianTransport",
     "GeomLoss",
     "LaplaceKernel",
     "NewtonSinkhorn",
     "POT",
+    "Parts",
     "PowerCost",
     "RelaxedConditional",
     "Sinkhorn",

@@ -193,7 +193,7 @@ def test_potentials_with_a_weight_are_refused_because_there_are_none() -> None:
     way = solve_twisted(cloud(0), cloud(10), of.Twisted(of.metrics.Partition(0.1 * np.eye(2))), levels=1)
     assert set(way.certificates) == {"gap", "lower"}
     assert 0 < way.certificates["gap"] < 1
-    with pytest.raises(of.InputError, match="upper and lower"):
+    with pytest.raises(of.InputError, match="read upper and lower"):
         _ = way.potentials
 
 

@@ -330,7 +330,7 @@ def _padded(
 # --- relaxed -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RelaxedConditional:
     """Distances in which a label may move by |s - s'| at the price beta |s - s'|^2, for increasing beta.
 
@@ -357,6 +357,13 @@ class RelaxedConditional:
     def shortfall(self) -> Tensor:
         """How far it is below the conditional distance, (*batch,)."""
         return self.conditional - self.distance
+
+    def __repr__(self) -> str:
+        batch = f", batch={tuple(self.conditional.shape)}" if self.conditional.ndim else ""
+        ended = status.summary(self.status)
+        return (
+            f"RelaxedConditional({len(self.betas)} betas up to {self.betas[-1]:g}{batch}, status={ended!r})"
+        )
 
 
 def relaxed_conditional(
