@@ -149,7 +149,7 @@ def sound(value: Tensor, good: Tensor | None) -> Tensor:
 def beside(x: Tensor, name: str, reference: Tensor, other: str) -> Tensor:
     """``x`` itself, or an error if it lives on another device than ``reference``."""
     if x.device != reference.device:  # this and the next at every stage of a flow: no words unless needed
-        remedy = f"pass {name}.to({str(reference.device)!r})"
+        remedy = f"move it there, {name}.to({str(reference.device)!r})"
         fail(name, f"a tensor on {x.device}", f"{other} is on {reference.device}", remedy)
     return x
 
@@ -159,7 +159,7 @@ def alike(x: Tensor, name: str, reference: Tensor, other: str) -> Tensor:
     beside(x, name, reference, other)
     if x.dtype != reference.dtype:
         rule, kind = f"{other} has dtype {reference.dtype}", str(reference.dtype).removeprefix("torch.")
-        fail(name, f"a tensor of dtype {x.dtype}", rule, f"pass {name}.to(torch.{kind})")
+        fail(name, f"a tensor of dtype {x.dtype}", rule, f"convert {name}, {name}.to(torch.{kind})")
     return x
 
 
@@ -212,7 +212,7 @@ def probability(w: Tensor, name: str, remedy: str) -> Tensor:
             f"min({name})",
             w.min().item(),
             "weights must be >= 0",
-            f"drop these points, or pass {name}.clamp(min=0) if they are rounding",
+            f"remove these points, or pass {name}.clamp(min=0) if they are rounding",
         )
     total = w.sum(-1, keepdim=True)
     if ((total - 1).abs() > 1e-6).any():

@@ -88,7 +88,7 @@ def trails(
 def _stage(cloud: Particles, ax: Axes | None) -> Axes:
     """Axes that show the space of a cloud."""
     if cloud.d > 3:
-        checks.fail("d", cloud.d, "at most 3 dimensions can be drawn", "pass Particles(mu.x[..., :2])")
+        checks.fail("d", cloud.d, "at most 3 dimensions can be drawn", "project: Particles(mu.x[..., :2])")
     ax = canvas(ax, spatial=cloud.d == 3)
     if cloud.d == 2:
         equal(ax, fixed=isinstance(cloud.space, Torus))

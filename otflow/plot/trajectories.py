@@ -156,7 +156,7 @@ def _dimension(mu: Measure) -> tuple[int, int, str]:
 
 @_dimension.register
 def _(mu: Particles) -> tuple[int, int, str]:
-    return mu.d, 3, "call otflow.plot.particles(Particles(traj.final.x[..., :2]))"
+    return mu.d, 3, "project it: otflow.plot.particles(Particles(traj.final.x[..., :2]))"
 
 
 @_dimension.register
