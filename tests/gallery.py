@@ -35,4 +35,4 @@ def judged(figure: Any) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit("\n".join(run(Path(sys.argv[1]))))
+    sys.exit("\n".join(run(Path(sys.argv[1]))) or None)
