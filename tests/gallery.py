@@ -28,9 +28,10 @@ def run(path: Path) -> list[str]:
 
 
 def judged(figure: Any) -> list[str]:
+    empty, covered = panels.judge(figure)
     return [
-        *(f"nothing is drawn in the panel {name!r} when its block ends" for name in panels.empty(figure)),
-        *(f"a legend lies on what is drawn in the panel {name!r}" for name in panels.covered(figure)),
+        *(f"nothing is drawn in the panel {name!r} when its block ends" for name in empty),
+        *(f"a legend lies on what is drawn in the panel {name!r}" for name in covered),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,17 +12,20 @@ DPI = 50.0
 BACKDROP = "otflow-"  # how the marks of what shows a space, not data, begin
 
 
-def empty(figure: Any) -> list[str]:
-    """The panels that look the same without their data: what is off the limits is not there."""
-    with settled(figure):
-        return [name(ax) for ax in figure.axes if not ink(figure, ax)[place(figure, ax.bbox)].any()]
+class Faults(NamedTuple):
+    """Panels that look the same without their data, and panels on whose data a legend lies."""
+
+    empty: list[str]
+    covered: list[str]
 
 
-def covered(figure: Any) -> list[str]:
-    """The panels on whose data a legend lies."""
+def judge(figure: Any) -> Faults:
+    """What is wrong with the panels, by name: what is off the limits is not there."""
     with settled(figure):
         places = [place(figure, legend.get_window_extent()) for legend in legends(figure)]
-        return [name(ax) for ax in figure.axes if places and lies_on(ink(figure, ax), places)]
+        drawn = list(zip(figure.axes, inks(figure), strict=True))
+        bare = [name(ax) for ax, ink in drawn if not ink[place(figure, ax.bbox)].any()]
+        return Faults(bare, [name(ax) for ax, ink in drawn if lies_on(ink, places)])
 
 
 def lies_on(drawn: np.ndarray, places: list[tuple[slice, slice]]) -> bool:
@@ -34,12 +37,13 @@ def name(ax: Any) -> str:
     return str(ax.get_title() or ax.get_xlabel() or ax.get_ylabel() or ax.get_label() or ax)
 
 
-def ink(figure: Any, ax: Any) -> np.ndarray:
-    """Which pixels change when the data of one panel are hidden."""
+def inks(figure: Any) -> Iterator[np.ndarray]:
+    """For each panel, which pixels change when its data are hidden."""
     with hidden(legends(figure)):
         shown = pixels(figure)
-        with hidden(data(ax)):
-            return np.asarray((pixels(figure) != shown).any(-1))
+        for ax in figure.axes:
+            with hidden(data(ax)):
+                yield np.asarray((pixels(figure) != shown).any(-1))
 
 
 def data(ax: Any) -> list[Any]:

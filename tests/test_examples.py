@@ -104,7 +104,7 @@ def test_data_off_the_limits_and_lines_across_a_panel_do_not_fill_it() -> None:
     axes[0, 1].plot([2, 3], [2, 3])
     axes[0, 2].axhline(0.5)
     axes[0, 3].plot([0.1, 0.9], [0.1, 0.9])
-    assert panels.empty(fig) == ["nothing", "off", "across"]
+    assert panels.judge(fig).empty == ["nothing", "off", "across"]
 
 
 @pytest.mark.parametrize("place", ["upper left", "upper right"])
@@ -113,4 +113,4 @@ def test_a_legend_on_a_curve_is_found(place: str) -> None:
     axes[0, 0].plot([0, 1], [0, 1], label="rising")
     axes[0, 0].set_title("rising")
     axes[0, 0].legend(loc=place)
-    assert panels.covered(fig) == (["rising"] if place == "upper right" else [])
+    assert panels.judge(fig).covered == (["rising"] if place == "upper right" else [])

@@ -86,7 +86,7 @@ def test_a_quick_run_is_right(name: str, tmp_path: Path) -> None:
     for title, figure in result.figures.items():
         figure.savefig(f"{tmp_path}/{title}.svg")
         assert all(full(ax) for ax in figure.axes)  # type: ignore[attr-defined]
-        assert (panels.empty(figure), panels.covered(figure)) == ([], [])
+        assert panels.judge(figure) == ([], [])
 
     for array in result.data.values():
         assert array.size

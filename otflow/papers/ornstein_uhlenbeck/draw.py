@@ -46,6 +46,6 @@ def _orders(ax: Any, errors: Errors) -> None:
         ax.plot(tau, 0.5 * low * (tau / tau[0]) ** power, ":", lw=1.2, color=of.plot.INK)
     # The legend has the lower half to itself.
     bottom = 1e-3 * min(min(found.values()) for found in errors["extrapolated"].values())
-    words = "dotted: slopes 1 and 2", r"step $\\tau$", "error of mean and covariance at $t = 1/2$"
+    words = "dotted: slopes 1 and 2", r"step $\tau$", "error of mean and covariance at $t = 1/2$"
     tight = {"loc": "lower right", "fontsize": 7}
     of.plot.panel(ax, *words, legend=tight, xticks=tau, ylim=(bottom, None), **LOGLOG)

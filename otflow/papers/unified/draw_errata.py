@@ -78,7 +78,7 @@ def _debiased(ax: Any, order: int) -> None:
     ax.plot(c, debiased_rate_erratum(c[:, None, None], EPS).flatten(), color=RED, label="book")
     ax.plot(c, closed_forms.debiased_rate(c[:, None, None], EPS).flatten(), color=BLUE, label="corrected")
     ax.plot(dots, [debiased(a, order) for a in dots], "o", color=BLUE, markersize=4, label="quadrature")
-    title = "debiased Sinkhorn divergence to N(0, 1), eps = 2:\nthe target must stand still"
+    title = "debiased Sinkhorn divergence to $N(0, 1)$, $\\varepsilon = 2$:\nthe target must stand still"
     of.plot.panel(ax, title, "variance $C$ (target: 1)", "$dC/dt$", legend="lower left")
 
 
