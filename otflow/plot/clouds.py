@@ -178,7 +178,7 @@ def _key(ax: Any, t: np.ndarray) -> None:
     for time, fill in ((t[0], "none"), (t[-1], INK)):
         label = at_time(float(time))
         if label not in known:
-            mark = {"marker": "o", "ms": 4.0, "mfc": fill, "mec": INK, "mew": 0.6, "ls": ""}
+            mark: dict[str, Any] = {"marker": "o", "ms": 4.0, "mfc": fill, "mec": INK, "mew": 0.6, "ls": ""}
             ax.add_line(Line2D([], [], label=label, **mark))
 
 

@@ -221,11 +221,12 @@ def _data(flows: Flows, spread: Spread) -> dict[str, np.ndarray]:
 def _draw_flows(flows: Flows) -> Any:
     """One scale for all panels, since the flows differ in how far they carry the same tokens."""
     fig, axes = of.plot.figure(1, len(flows), size=(10.8, 3.6))
-    x = torch.cat([traj.stacked.x.flatten(0, 1) for traj in flows.values()])
+    x = torch.cat([traj.stacked.coords[0].flatten(0, 1) for traj in flows.values()])
     low, high = (x.amin(0) - 0.15).tolist(), (x.amax(0) + 0.15).tolist()
     one: Any = {"xlim": (low[0], high[0]), "ylim": (low[1], high[1]), "adjustable": "box"}
     for ax, (name, traj) in zip(axes.flat, flows.items(), strict=True):
-        of.plot.trails(traj, ax=ax, color=traj.measures[0].x[:, 0].numpy(), size=70.0 / traj.final.n**0.5)
+        start = traj.measures[0].coords[0]
+        of.plot.trails(traj, ax=ax, color=start[:, 0].numpy(), size=70.0 / len(start) ** 0.5)
         of.plot.panel(ax, f"{name} attention", **one).label_outer()
     of.plot.panel(axes[0, -1], legend="beside")
     return fig

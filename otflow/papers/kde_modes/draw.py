@@ -91,7 +91,7 @@ def density(t: Array, runs: int) -> Any:
     for edge in kde_modes.belt(n, beta):
         ax.axvline(edge.item(), color=GREEN, linestyle=":", linewidth=1.4)
     ax.plot([], [], ":", color=GREEN, label="ends of the belt")
-    title, legend = rf"$n={n}$, $\beta={beta:g}$: where the modes are", {"loc": "upper right", "ncols": 2}
+    title, legend = rf"$n={n}$, $\beta={beta:g}$: where the modes are", {"loc": "upper center"}
     of.plot.panel(ax, title, "$|t|$", "modes per unit length", legend=legend, ylim=(0, 5.4))
     return fig
 

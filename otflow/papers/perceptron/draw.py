@@ -83,10 +83,9 @@ def _clusters(ax: Any, own: list[Cell]) -> None:
     ax.plot(fine, sp.mass_bound(fine, C), color=RED, label="bound, as printed")
     ax.plot(fine, sp.kernel_mass_bound(fine, C), "--", color=INK, label="bound from the kernel")
     ax.axhline(sp.mass_bound(1e3).item(), color=FAINT, linewidth=1, zorder=0, label="0.5742: no perceptron")
+    free = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.22)}
     title = rf"{case.name}: two or more atoms within $1/(2\sqrt{{\beta}})$"
-    of.plot.panel(
-        ax, title, r"$\beta$", "mass", legend="center right", xscale="log", xticks=beta, ylim=(0, 1)
-    )
+    of.plot.panel(ax, title, r"$\beta$", "mass", legend=free, xscale="log", xticks=beta, ylim=(0, 1))
 
 
 def _heavy(ax: Any, cell: Cell) -> None:

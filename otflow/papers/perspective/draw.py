@@ -24,8 +24,10 @@ def phases(diagrams: Diagrams) -> Any:
             "time $t$" * (k >= 3 * rows - 3),
             r"inverse temperature $\beta$" * (k % 3 == 0),
         )  # outer axes only
-        of.plot.panel(ax, f"{name}, $n = {diagram.n}$", x, y)
-    of.plot.panel(axes.flat[1], legend="lower right")
+        kind, dimension = name.split(", ")
+        of.plot.panel(ax, f"{kind}, ${dimension}$, $n = {diagram.n}$", x, y)
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
+    of.plot.panel(axes.flat[-2], legend=below)
     bar = fig.colorbar(mesh, ax=axes, shrink=0.8, label="probability that two tokens have met")
     bar.ax.set_title(" ", fontsize=8)
     return fig
