@@ -28,7 +28,7 @@ def phases(diagrams: Diagrams) -> Any:
         of.plot.panel(ax, f"{kind}, ${dimension}$, $n = {diagram.n}$", x, y)
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
     of.plot.panel(axes.flat[-2], legend=below)
-    bar = fig.colorbar(mesh, ax=axes, shrink=0.8, label="probability that two tokens have met")
+    bar = fig.colorbar(mesh, ax=axes, shrink=0.8, label="share of pairs that have met")
     bar.ax.set_title(" ", fontsize=8)
     return fig
 
