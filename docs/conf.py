@@ -1,9 +1,12 @@
 """Configuration of the documentation; build it with `make docs`."""
 
 import re
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
 from sphinx.application import Sphinx
+from sphinx_gallery.sorting import ExplicitOrder
 
 from otflow import __version__
 
@@ -31,8 +34,24 @@ autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
+GALLERY = Path(__file__).parents[1] / "examples"
+ORDER = tomllib.loads((GALLERY / "order.toml").read_text(encoding="utf-8"))
+
+
+class Listed:
+    """Sort the examples of one folder as order.toml lists them."""
+
+    def __init__(self, folder: str) -> None:
+        self.names = ORDER.get(Path(folder).name, [])
+
+    def __call__(self, file: str) -> int:
+        return self.names.index(Path(file).stem.removeprefix("plot_"))
+
+
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
+    "subsection_order": ExplicitOrder([f"../examples/{folder}" for folder in ORDER]),
+    "within_subsection_order": Listed,
     "gallery_dirs": "gallery",
     "filename_pattern": r"\.py$",
     "download_all_examples": False,

@@ -10,6 +10,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
+from matplotlib.lines import Line2D
 from matplotlib.patches import Circle
 from mpl_toolkits.mplot3d.art3d import Line3DCollection, Poly3DCollection  # type: ignore[import-untyped]
 
@@ -17,7 +18,19 @@ from otflow.base import checks
 from otflow.base.spaces import Space, Sphere, Torus
 from otflow.dynamics.trajectory import Trajectory
 from otflow.measures import Measure, Particles
-from otflow.plot.style import COLOURS, FAINT, PAPER, STYLE, array, canvas, colours, direction, equal
+from otflow.plot.style import (
+    COLOURS,
+    FAINT,
+    INK,
+    PAPER,
+    STYLE,
+    array,
+    at_time,
+    canvas,
+    colours,
+    direction,
+    equal,
+)
 
 SPHERE = "otflow-sphere"  # marks a sphere that is already on the axes
 
@@ -54,9 +67,10 @@ def particles(mu: Measure, *, ax: Axes | None = None, color: Any = None, size: f
 def trails(
     traj: Trajectory, *, ax: Axes | None = None, color: Any = None, size: float = 22.0, width: float = 0.9
 ) -> Axes:
-    """The tokens of one cloud with the ways they came: faint at the start, strong at the end.
+    """The tokens of one cloud with the ways they came: a ring at the start, a dot at the end.
 
-    In one dimension time is the horizontal axis. The ways are straight between save times.
+    In one dimension time is the horizontal axis; in more, ``ax.legend()`` says which times the rings and the
+    dots are. The ways are straight between save times.
 
     Args:
         traj: a trajectory of `Particles` without batch.
@@ -76,11 +90,13 @@ def trails(
     x, t = array(traj.stacked.coords[0]), array(traj.ts)  # (T, n, d), (T,)
     if cloud.d == 1:
         x = np.stack([np.broadcast_to(t[:, None], x.shape[:2]), x[..., 0]], -1)
-        ax.set(xlabel="t", ylabel="x")
+        ax.set(xlabel="$t$", ylabel="$x$")
     rgba = _rgba(cloud, color)
     _ways(ax, cloud, x, t, rgba, width)
-    _dots(ax, cloud, x[0], rgba * (1, 1, 1, 0.3), size / 3)
+    _dots(ax, cloud, x[0], rgba * (1, 1, 1, 0.6), size / 2, ring=True)
     _dots(ax, cloud, x[-1], rgba, size)
+    if cloud.d > 1 and len(t) > 1:
+        _key(ax, t)
     ax.autoscale_view()
     return ax
 
@@ -92,6 +108,7 @@ def _stage(cloud: Particles, ax: Axes | None) -> Axes:
     ax = canvas(ax, spatial=cloud.d == 3)
     if cloud.d == 2:
         equal(ax, fixed=isinstance(cloud.space, Torus))
+        ax.set(xlabel=ax.get_xlabel() or "$x_1$", ylabel=ax.get_ylabel() or "$x_2$")
     if cloud.d > 1:
         _backdrop(cloud.space, ax, cloud.d)
     return ax
@@ -133,7 +150,7 @@ def _globe(ax: Any) -> None:
     parallels = [direction(a, np.full_like(a, b)) for b in np.arange(-2, 3) * np.pi / 6]
     segments = _segments(np.stack([*meridians, *parallels], 1)).reshape(-1, 2, 3)
     front = segments[segments.mean(1) @ _view(ax) > 0]
-    ax.add_collection3d(Line3DCollection(list(front), colors=FAINT, linewidths=0.4, zorder=1))
+    ax.add_collection3d(Line3DCollection(list(front), colors=FAINT, linewidths=0.4, zorder=1, gid=SPHERE))
 
 
 def _view(ax: Any) -> np.ndarray:
@@ -141,11 +158,28 @@ def _view(ax: Any) -> np.ndarray:
     return direction(math.radians(ax.azim), math.radians(ax.elev))
 
 
-def _dots(ax: Any, cloud: Particles, x: np.ndarray, rgba: np.ndarray, size: float) -> None:
+def _dots(
+    ax: Any, cloud: Particles, x: np.ndarray, rgba: np.ndarray, size: float, *, ring: bool = False
+) -> None:
     """Tokens at x (n, 2 or 3), with areas in proportion to their weights."""
     area = size * cloud.n * array(cloud.w)
-    extra = {"depthshade": False} if x.shape[-1] == 3 else {}
-    ax.scatter(*x.T, s=area, c=_veiled(ax, cloud, x, rgba), linewidths=0, zorder=3, **extra)
+    shade = _veiled(ax, cloud, x, rgba)
+    style: dict[str, Any] = {"c": shade, "linewidths": 0}
+    if ring:
+        style = {"facecolors": shade * (1, 1, 1, 0), "edgecolors": shade, "linewidths": 0.6}
+    if x.shape[-1] == 3:
+        style["depthshade"] = False
+    ax.scatter(*x.T, s=area, zorder=3, **style)
+
+
+def _key(ax: Any, t: np.ndarray) -> None:
+    """Entries for a legend, which nobody sees before ``ax.legend()``: once, whatever else is drawn."""
+    known = ax.get_legend_handles_labels()[1]
+    for time, fill in ((t[0], "none"), (t[-1], INK)):
+        label = at_time(float(time))
+        if label not in known:
+            mark: dict[str, Any] = {"marker": "o", "ms": 4.0, "mfc": fill, "mec": INK, "mew": 0.6, "ls": ""}
+            ax.add_line(Line2D([], [], label=label, **mark))
 
 
 def _ways(ax: Any, cloud: Particles, x: np.ndarray, t: np.ndarray, rgba: np.ndarray, width: float) -> None:

@@ -41,7 +41,7 @@ def energy(traj: Trajectory, *names: str, ax: Axes | None = None, log: bool = Fa
             first, *rest = ax.plot(array(traj.ts), values, label=name, alpha=alpha)
             for line in rest:
                 line.set(color=first.get_color(), label="_member")
-        ax.set_xlabel("t")
+        ax.set_xlabel("$t$")
         if log:
             ax.set_yscale("log")
         if len(curves) == 1:
@@ -121,7 +121,7 @@ def spectra(
             else:
                 alpha = max(0.25, row.shape[1] ** -0.5)
                 ax.plot(array(checks.tensor(t, "t")), row, color=colour, linewidth=0.9, alpha=alpha)
-        ax.set(xlabel="member" if t is None else "t", ylabel="eigenvalues", yscale="log")
+        ax.set(xlabel="member" if t is None else "$t$", ylabel="eigenvalues", yscale="log")
     return ax
 
 

@@ -79,7 +79,7 @@ def _(mu: Grid, ax: Axes, top: float | None, levels: Any, color: Any, label: str
 
 
 def _curve(ax: Axes, top: float | None) -> None:
-    ax.set(xlabel="x", ylabel="density")
+    ax.set(xlabel="$x$", ylabel="density")
     ax.set_ylim(bottom=0.0, top=top)
 
 
@@ -98,4 +98,5 @@ def _image(
     )
     if len(levels):
         ax.contour(x[0], x[1], rho.T, levels=np.sort(levels), colors=[color], linewidths=0.8)
+    ax.set(xlabel="$x_1$", ylabel="$x_2$")
     equal(ax, fixed=True)

@@ -39,7 +39,7 @@ from otflow.plot.style import (
 ENDINGS = {"ok": COLOURS[0], "stopped": COLOURS[2], "blow_up": COLOURS[1]}
 FADED = (1, 1, 1, 0.45)  # lines are paler than dots
 HEAVY = 20_000  # from so many vertices on, lines are drawn as pixels
-RIM = "otflow-rim"  # marks the boundary of the semidefinite matrices, once it is on the axes
+RIM = "otflow-rim"  # marks the boundary of the semidefinite matrices and its centre, on the axes once
 
 
 def ellipses(
@@ -78,7 +78,7 @@ def ellipses(
         lines.set_color(list(scale.to_rgba(np.repeat(t, len(outlines[0])))))
         if bar:
             with mpl.rc_context(STYLE):
-                ax.figure.colorbar(scale, ax=ax, label="t", shrink=0.8).outline.set_visible(False)
+                ax.figure.colorbar(scale, ax=ax, label="$t$", shrink=0.8).outline.set_visible(False)
     ax.add_collection(lines)
     equal(ax)
     ax.autoscale_view()
@@ -275,7 +275,7 @@ def _rim(ax: Axes) -> None:
     if any(a.get_gid() == RIM for a in ax.get_children()):
         return
     ax.add_patch(Circle((0, 0), 1, facecolor=PAPER, edgecolor=INK, linewidth=0.8, zorder=0, gid=RIM))
-    ax.plot(0, 0, "+", color=INK, markersize=5, markeredgewidth=0.6, zorder=1)
+    ax.plot(0, 0, "+", color=INK, markersize=5, markeredgewidth=0.6, zorder=1, gid=RIM)
     ax.set(xlim=(-1.08, 1.08), ylim=(-1.08, 1.08), aspect="equal")
     ax.set_axis_off()
 
@@ -289,10 +289,10 @@ def _hull(ax: Any, top: float) -> None:
     ax.set_axis_off()
     rim = top * (direction(np.linspace(0, 2 * np.pi, 97), 0.0) + np.array([0, 0, 1]))
     fan = [np.stack([np.zeros(3), p, q]) for p, q in pairwise(rim)]
-    ax.add_collection(Poly3DCollection(fan, facecolor=FAINT, alpha=0.12, linewidths=0, zorder=0))
+    ax.add_collection(Poly3DCollection(fan, facecolor=FAINT, alpha=0.12, linewidths=0, zorder=0, gid=RIM))
     rays = [np.stack([np.zeros(3), p]) for p in rim[:-1:8]]
-    ax.add_collection(Line3DCollection([*rays, rim], colors=FAINT, linewidths=0.6, zorder=1))
-    ax.plot([0, 0], [0, 0], [0, top], color=INK, linewidth=0.5, linestyle=(0, (4, 4)), zorder=1)
+    ax.add_collection(Line3DCollection([*rays, rim], colors=FAINT, linewidths=0.6, zorder=1, gid=RIM))
+    ax.plot([0, 0], [0, 0], [0, top], color=INK, linewidth=0.5, linestyle=(0, (4, 4)), zorder=1, gid=RIM)
     words = {
         (0, 0, -0.1): f"up to tr $S$ = {top:.3g}",
         (1.2, 0, 1): "$S_{11}-S_{22}$",

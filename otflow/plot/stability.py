@@ -55,7 +55,7 @@ def ladder(found: Ladder, *, ax: Axes | None = None) -> Axes:
             bottom=1.2 * min(-0.05, *(float(log.min()) for log in (*found.observed.values(), found.worst)))
         )
         ax.set(
-            xlabel="t", ylabel=rf"$\log\ d_{{{found.p:g}}}(\mu_t,\nu_t)\,/\,d_{{{found.p:g}}}(\mu_0,\nu_0)$"
+            xlabel="$t$", ylabel=rf"$\log\ d_{{{found.p:g}}}(\mu_t,\nu_t)\,/\,d_{{{found.p:g}}}(\mu_0,\nu_0)$"
         )
         ax.legend()
     return ax

@@ -166,6 +166,12 @@ def array(a: Tensor) -> np.ndarray:
     return a.detach().cpu().numpy()
 
 
+def at_time(t: float) -> str:
+    """``$t = 2.5$``, to three digits; what is huge or tiny with a power of ten."""
+    mantissa, _, power = f"{t:.3g}".partition("e")
+    return f"$t = {mantissa}$" if not power else rf"$t = {mantissa} \times 10^{{{int(power)}}}$"
+
+
 def direction(azimuth: Any, elevation: Any) -> np.ndarray:
     """The unit vector with these angles, in radians."""
     parts = np.cos(elevation) * np.cos(azimuth), np.cos(elevation) * np.sin(azimuth), np.sin(elevation)

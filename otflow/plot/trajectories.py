@@ -21,7 +21,7 @@ from otflow.plot.clouds import trails
 from otflow.plot.curves import energy
 from otflow.plot.densities import density
 from otflow.plot.gaussians import disk, ellipses
-from otflow.plot.style import FAINT, SEQUENCE, STYLE, array, canvas, equal, figure
+from otflow.plot.style import FAINT, SEQUENCE, STYLE, array, at_time, canvas, equal, figure
 
 TIMES = 8  # how many densities one picture shows
 Scene = Callable[[Axes, int], Any]  # draws the save time of this number
@@ -52,7 +52,7 @@ def trajectory(traj: Trajectory, *, ax: Axes | None = None) -> Axes:
     >>> traj = of.flow(of.Particles([[1.0], [2.0]]), field, of.RK4(), t1=1.0, dt=0.25)
     >>> _, axes = of.plot.figure()
     >>> trajectory(traj, ax=axes[0, 0]).get_xlabel()
-    't'
+    '$t$'
     """
     problem = _problem(traj)
     if problem is None:
@@ -94,7 +94,7 @@ def animate(traj: Trajectory, *, interval: float = 50.0, frames: int | None = No
         with mpl.rc_context(STYLE):
             _wipe(ax)
             scene(ax, k)
-            ax.set(**limits, title=f"t = {float(traj.ts[k]):.3g}")
+            ax.set(**limits, title=at_time(float(traj.ts[k])))
         return []
 
     return Film(fig, draw, frames=chosen, init_func=lambda: draw(chosen[0]), interval=interval, blit=False)
@@ -225,7 +225,7 @@ def _curve(traj: Trajectory, ax: Axes, k: int, color: Any = None) -> None:
     if isinstance(mu, Gaussian):
         x, rho = _bell(mu)
         ax.plot(x, rho, color=shade)
-        ax.set(xlabel="x", ylabel="density")
+        ax.set(xlabel="$x$", ylabel="density")
     else:
         density(mu, ax=ax, color=shade)
 
@@ -272,7 +272,7 @@ def _colour(traj: Trajectory, k: int) -> Any:
 def _bar(traj: Trajectory, ax: Axes) -> Axes:
     if len(traj) > 1:
         with mpl.rc_context(STYLE):
-            bar = ax.figure.colorbar(_scale(traj), ax=ax, label="t", shrink=0.8)
+            bar = ax.figure.colorbar(_scale(traj), ax=ax, label="$t$", shrink=0.8)
             bar.outline.set_visible(False)
     return ax
 

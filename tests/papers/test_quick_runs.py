@@ -1,4 +1,4 @@
-"""Experiments that state theorems: every claim holds, nothing is said twice, no axes are empty."""
+"""Experiments that state theorems: every claim holds, nothing is said twice, no panel is empty."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from otflow.papers.ornstein_uhlenbeck.runs import PUBLISHED
 from otflow.papers.stability_estimate.random_fields import FIELDS
 from otflow.reproduce.claim import Result, Verdict
 from otflow.reproduce.frame import Frame
+from tests import panels
 
 
 def titled(ax: Any) -> bool:
@@ -85,6 +86,7 @@ def test_a_quick_run_is_right(name: str, tmp_path: Path) -> None:
     for title, figure in result.figures.items():
         figure.savefig(f"{tmp_path}/{title}.svg")
         assert all(full(ax) for ax in figure.axes)  # type: ignore[attr-defined]
+        assert panels.judge(figure) == ([], [])
 
     for array in result.data.values():
         assert array.size

@@ -180,7 +180,7 @@ def test_spectra_run_along_time_with_a_line_per_member_and_eigenvalue() -> None:
     traj = run(gaussians([[0.9, 0.0], [0.0, 0.1]], [[0.5, 0.2], [0.2, 0.5]], [[0.5, 0.0], [0.0, 0.5]]))
     values = torch.linalg.eigvalsh(traj.stacked.cov)  # type: ignore[attr-defined]
     ax = plot.spectra(values, t=traj.ts, ax=axes())
-    assert (len(ax.lines), ax.get_xlabel()) == (6, "t")
+    assert (len(ax.lines), ax.get_xlabel()) == (6, "$t$")
     assert len(plot.spectra(values[:, 0], t=traj.ts, ax=axes()).lines) == 2
     np.testing.assert_allclose(ax.lines[0].get_ydata(), values[:, 0, 1])
 

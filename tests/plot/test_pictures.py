@@ -17,6 +17,7 @@ from scipy.stats import chi2
 
 import otflow as of
 from otflow import plot
+from otflow.plot.style import at_time
 
 EYE = torch.eye(2, dtype=torch.float64)
 ATTENTION = of.SoftmaxAttention(EYE, EYE, -EYE)
@@ -135,11 +136,27 @@ def test_trails_have_a_segment_per_token_and_step_and_grow_stronger() -> None:
     assert np.allclose(end.get_offsets(), x[-1])
 
 
+def test_a_legend_of_trails_tells_the_rings_of_the_start_from_the_dots_of_the_end_once() -> None:
+    ax = plot.trails(run(cloud()), ax=axes())
+    plot.trails(run(cloud(n=3)), ax=ax)
+    handles, labels = ax.get_legend_handles_labels()
+    assert labels == ["$t = 0$", "$t = 0.3$"]
+    assert [handle.get_markerfacecolor() for handle in handles] == ["none", plot.INK]
+    rings, disks = dots(ax)[:2]
+    assert not rings.get_facecolor()[:, 3].any()
+    assert disks.get_facecolor()[:, 3].all()
+
+
+def test_times_are_written_with_powers_of_ten_where_they_are_huge() -> None:
+    assert at_time(2.5) == "$t = 2.5$"
+    assert at_time(1.2e5) == r"$t = 1.2 \times 10^{5}$"
+
+
 def test_trails_on_a_line_run_along_time() -> None:
     one = EYE[:1, :1]
     traj = run(cloud(n=2, d=1), steps=4, field=of.SoftmaxAttention(one, one, one))
     ax = plot.trails(traj, ax=axes())
-    assert ax.get_xlabel() == "t"
+    assert ax.get_xlabel() == "$t$"
     assert np.allclose(dots(ax)[1].get_offsets()[:, 0], 0.4)
 
 

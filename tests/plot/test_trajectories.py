@@ -142,7 +142,7 @@ def test_the_axes_of_a_film_stay_where_they_are() -> None:
     first = ax.get_xlim(), ax.get_ylim(), ax.get_title()
     film._draw_frame(4)
     assert (ax.get_xlim(), ax.get_ylim()) == first[:2]
-    assert (first[2], ax.get_title()) == ("t = 0", "t = 0.0625")
+    assert (first[2], ax.get_title()) == ("$t = 0$", "$t = 0.0625$")
     film._draw_was_started = True  # or matplotlib complains that nobody looked at it
 
 

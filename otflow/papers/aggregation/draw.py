@@ -41,8 +41,11 @@ def _cloud(ax: Any, run: Descent, radius: float, title: str) -> None:
     nan, angle = torch.tensor(torch.nan), np.linspace(0, 2 * np.pi, 200)
     traj = of.Trajectory(run.t, tuple(run.clouds), {}, {}, "ok", nan, nan)
     of.plot.trails(traj, ax=ax, color=BLUE, size=14.0, width=0.6)
-    ax.plot(radius * np.cos(angle), radius * np.sin(angle), color=RED, lw=1.0, zorder=1)
-    of.plot.panel(ax, title)
+    circle = radius * np.stack([np.cos(angle), np.sin(angle)])
+    ax.plot(*circle, color=RED, lw=1.0, zorder=1, label="limit")
+    below = {"loc": "upper center", "ncols": 3}
+    reach: Any = {"xlim": (-1.35, 1.35), "ylim": (-1.2, 1.5), "adjustable": "box"}
+    of.plot.panel(ax, title, legend=below, **reach)
 
 
 def _line(ax: Any, run: Descent) -> None:
@@ -63,7 +66,7 @@ def _line(ax: Any, run: Descent) -> None:
         ax.plot([], [], style, color=colour, label=word)
     title = rf"$W=|x|^2/2-|x|$ (line): an interval ({n} particles)"
     tight = {"loc": "lower right", "ncols": 3, "fontsize": 7, "columnspacing": 1.0, "handlelength": 1.2}
-    of.plot.panel(ax, title, "t", "x", legend=tight, ylim=(mean - 1.4, mean + 1.15))
+    of.plot.panel(ax, title, "$t$", "$x$", legend=tight, ylim=(mean - 1.4, mean + 1.15))
 
 
 def _energies(ax: Any, runs: dict[str, Descent]) -> None:
@@ -74,7 +77,7 @@ def _energies(ax: Any, runs: dict[str, Descent]) -> None:
         ax.plot(run.t.numpy()[seen], (F - F[-1])[seen], ".-", ms=3.5, lw=0.9, color=colour, label=name)
     scales: Any = {"xscale": "symlog", "yscale": "log", "xlim": (0, None), "xticks": (0, 1, 10, 100)}
     of.plot.panel(
-        ax, "energies fall in every step", "t", "energy above its last value", legend="lower left", **scales
+        ax, "energies fall in every step", "$t$", "energy above its last value", legend="lower left", **scales
     )
 
 
@@ -84,16 +87,16 @@ def _radii(ax: Any, discs: dict[int, Descent]) -> None:
     ax.plot(r, r**2, color=INK, lw=1.2, label="uniform disc, $r^2$")
     for (n, run), colour in zip(sorted(discs.items()), of.plot.COLOURS, strict=False):
         radius = [0.0, *run.x[-1].norm(dim=-1).sort().values.tolist(), 1.05]
-        ax.step(radius, [*np.arange(n + 1) / n, 1.0], where="post", lw=0.9, color=colour, label=f"N = {n}")
-    title, share = "the disc fills evenly, shell by shell", "share of particles within r"
-    of.plot.panel(ax, title, "r", share, legend="upper left", xlim=(0, 1.05), ylim=(0, 1.03))
+        ax.step(radius, [*np.arange(n + 1) / n, 1.0], where="post", lw=0.9, color=colour, label=f"$N = {n}$")
+    title, share = "the disc fills evenly, shell by shell", "share of particles within $r$"
+    of.plot.panel(ax, title, "$r$", share, legend="upper left", xlim=(0, 1.05), ylim=(0, 1.03))
 
 
 def _rates(ax: Any, last: dict[int, torch.Tensor]) -> None:
     n = np.array(list(last), dtype=float)
     radii, rim = ([measure(x) for x in last.values()] for measure in (discrepancy, edge))
     ax.plot(n, radii, "o-", ms=4, color=BLUE, label="Kolmogorov's distance of radii")
-    ax.plot(n, rim, "s-", ms=4, color=GREEN, label="1 - largest radius")
+    ax.plot(n, rim, "s-", ms=4, color=GREEN, label="$1 -$ largest radius")
     ax.plot(n, 0.95 * n**-0.5, "--", lw=1, color=INK, label="$N^{-1/2}$, up to a factor")
     axis: Any = {
         "xscale": "log",
@@ -103,4 +106,4 @@ def _rates(ax: Any, last: dict[int, torch.Tensor]) -> None:
         "xlim": (0.9 * n[0], 1.1 * n[-1]),
     }
     title = "distance of the cloud to the uniform disc"
-    of.plot.panel(ax, title, "number of particles N", "", legend="lower left", **axis)
+    of.plot.panel(ax, title, "number of particles $N$", "", legend="lower left", **axis)

@@ -219,10 +219,16 @@ def _data(flows: Flows, spread: Spread) -> dict[str, np.ndarray]:
 
 
 def _draw_flows(flows: Flows) -> Any:
-    fig, axes = of.plot.figure(2, 3, size=(10.5, 7.0))
+    """One scale for all panels, since the flows differ in how far they carry the same tokens."""
+    fig, axes = of.plot.figure(1, len(flows), size=(10.8, 3.6))
+    x = torch.cat([traj.stacked.coords[0].flatten(0, 1) for traj in flows.values()])
+    low, high = (x.amin(0) - 0.15).tolist(), (x.amax(0) + 0.15).tolist()
+    one: Any = {"xlim": (low[0], high[0]), "ylim": (low[1], high[1]), "adjustable": "box"}
     for ax, (name, traj) in zip(axes.flat, flows.items(), strict=True):
-        of.plot.trails(traj, ax=ax, color=traj.measures[0].coords[0][:, 0].numpy(), size=9.0)
-        of.plot.panel(ax, f"{name} attention").set_aspect("equal", adjustable="datalim")
+        start = traj.measures[0].coords[0]
+        of.plot.trails(traj, ax=ax, color=start[:, 0].numpy(), size=70.0 / len(start) ** 0.5)
+        of.plot.panel(ax, f"{name} attention", **one).label_outer()
+    of.plot.panel(axes[0, -1], legend="beside")
     return fig
 
 
@@ -235,7 +241,15 @@ def _draw_radius(flows: Flows, bounds: Bounds) -> Any:
             bound = radius[0] * torch.exp(bounds[name][0] * traj.ts)
             ax.plot(traj.ts, bound, color=colour, linestyle=":", linewidth=1)
     title = "measured (solid), bound (dotted; softmax, L2 and sigmoid share theirs)"
-    of.plot.panel(ax, title, "time (depth)", "radius of the cloud", yscale="log", legend="beside")
+    of.plot.panel(
+        ax,
+        title,
+        "time $t$ (depth)",
+        "radius of the cloud",
+        yscale="log",
+        legend="beside",
+        yticks=[1, 2, 5, 10, 20],
+    )
     return fig
 
 
@@ -247,22 +261,25 @@ def _draw_blow_up() -> Any:
         times = end * (1 - np.geomspace(1.0, 1e-6, 200))  # ever denser, since the path turns upwards late
         traj = _one_token(x0, times[-1], stepper=of.Dopri5(), save_at=times)
         x = traj.stacked.coords[0].flatten().numpy()
-        ax.plot(traj.ts, x, color=colour, label=f"x(0) = {x0:g}")
+        ax.plot(traj.ts, x, color=colour, label=f"$x(0) = {x0:g}$")
         grid = np.geomspace(x0, x[-1], 25)
         ax.plot(end - exp1(grid**2) / 2, grid, "o", color=colour, markersize=3)
         ax.axvline(end, color=colour, linestyle=":", linewidth=1)
     title = "unnormalised attention: computed (line), exact (dots), blow-up (dotted)"
-    of.plot.panel(ax, title, "time", "the token", legend="upper center")
+    of.plot.panel(ax, title, "time $t$", "the token $x(t)$", legend="upper center")
     return fig
 
 
 def _draw_rates(spread: Spread) -> Any:
     fig, ((ax,),) = of.plot.figure(1, 1, size=(7.0, 4.0))
     for (name, values), colour in zip(spread.items(), of.plot.COLOURS, strict=False):
-        label = f"{name}: slope {_slope(values):.2f}"
+        label = f"{name}: slope ${_slope(values):.2f}$"
         ax.loglog(list(values), list(values.values()), "o-", color=colour, label=label)
     n = np.array(list(spread["softmax"]), dtype=float)
-    ax.loglog(n, spread["softmax"][int(n[0])] * (n / n[0]) ** -0.5, "k--", linewidth=1, label="slope -0.5")
-    title = "fluctuation of the second moment at t = 1"
-    of.plot.panel(ax, title, "number of tokens n", "standard deviation", xticks=n, legend="beside")
+    ax.loglog(n, spread["softmax"][int(n[0])] * (n / n[0]) ** -0.5, "k--", linewidth=1, label="slope $-0.5$")
+    ticks = [0.02, 0.05, 0.1, 0.2, 0.5]
+    title = "fluctuation of the second moment at $t = 1$"
+    of.plot.panel(
+        ax, title, "number of tokens $n$", "standard deviation", xticks=n, yticks=ticks, legend="beside"
+    )
     return fig

@@ -25,9 +25,9 @@ def polytope(c: ClusterRun) -> Any:
     values = c.violations
     right.semilogy(c.ts, values[:, 0], color=BLUE, label="this cloud")
     right.semilogy(c.ts, values[:, 1:], color=FAINT, linewidth=0.8, zorder=0)
-    right.semilogy(c.ts, 40 * np.exp(-c.ts), "--", color=INK, linewidth=1, label="exp(-t)")
-    title = "Tokens approach S like exp(-t)"
-    of.plot.panel(right, title, "time t", "max of max v·z - |z|²", legend=True)
+    right.semilogy(c.ts, 40 * np.exp(-c.ts), "--", color=INK, linewidth=1, label="$40\\,e^{-t}$")
+    title = "Tokens approach $S$ like $e^{-t}$"
+    of.plot.panel(right, title, "time $t$", r"$\max_i\,(\max_v z_i\cdot v-|z_i|^2)$", legend=True)
     return fig
 
 
@@ -35,9 +35,9 @@ def _hulls(ax: Any, ts: Array, z: torch.Tensor) -> None:
     _paths(ax, z.numpy())
     for t, style, colour in ((0.0, ":", GREEN), (1.0, "--", INK), (float(ts[-1]), "-", RED)):
         k = int(np.abs(ts - t).argmin())
-        _ring(ax, clusters.hull(z[k]).vertices.numpy(), style, colour, f"hull, t = {ts[k]:g}")
+        _ring(ax, clusters.hull(z[k]).vertices.numpy(), style, colour, f"hull, $t = {ts[k]:g}$")
     legend = {"ncols": 3, "handlelength": 1.4, **TOP}
-    of.plot.panel(ax, "z = exp(-t) x: the hull shrinks", legend=legend, **WINDOW)
+    of.plot.panel(ax, "$z = e^{-t}x$: the hull shrinks", "$z_1$", "$z_2$", legend=legend, **WINDOW)
 
 
 def _paths(ax: Any, z: Array) -> None:
@@ -61,8 +61,9 @@ def _limits(ax: Any, c: ClusterRun) -> None:
     _ring(ax, v, "-", RED)
     rest = S[torch.cdist(S, K.vertices).amin(1) > 1e-6].numpy()
     ax.plot(*v.T, "s", color=RED, markersize=6, label=f"leaders, {len(v)} vertices")
-    ax.plot(*rest.T, "x", color=INK, markersize=6, label=f"other points of S, {len(rest)}")
-    of.plot.panel(ax, "Starts, coloured by their limits, and S", legend={"ncols": 2, **TOP}, **WINDOW)
+    ax.plot(*rest.T, "x", color=INK, markersize=6, label=f"other points of $S$, {len(rest)}")
+    title, legend = "Starts, coloured by their limits, and $S$", {"ncols": 2, **TOP}
+    of.plot.panel(ax, title, "$z_1$", "$z_2$", legend=legend, **WINDOW)
 
 
 def boolean(c: ClusterRun) -> Any:
@@ -73,10 +74,10 @@ def boolean(c: ClusterRun) -> Any:
         k = int(np.abs(c.ts - t).argmin())
         P = c.P[k, 0][order][:, order].numpy()
         mesh = ax.pcolormesh(P, cmap="Blues", vmin=0, vmax=1, edgecolors="white", linewidth=0.3)
-        title = f"t = {c.ts[k]:g}: rank {c.rank[k, 0]}"
+        title = f"$t = {c.ts[k]:g}$: rank {c.rank[k, 0]}"
         of.plot.panel(ax, title, "attended to", xticks=ticks, yticks=ticks, aspect="equal")
     axes[0, 0].set_ylabel("token")
-    fig.colorbar(mesh, ax=axes.ravel().tolist(), shrink=0.8).ax.set_title("P")
+    fig.colorbar(mesh, ax=axes.ravel().tolist(), shrink=0.8).ax.set_title("$P$")
     return fig
 
 
@@ -86,16 +87,16 @@ def planes(c: ClusterRun) -> Any:
     normal = clusters.hyperplanes(eye(2), eye(2), c.V).normal
     heights = c.z[:, 0] @ normal
     values = clusters.distinct(heights[-1], 1e-2)
-    left.plot(*c.z[0, 0].T, ".", color=FAINT, label="t = 0")
-    left.plot(*c.z[-1, 0].T, "o", color=BLUE, markersize=4, label=f"t = {c.ts[-1]:g}")
+    left.plot(*c.z[0, 0].T, ".", color=FAINT, label="$t = 0$")
+    left.plot(*c.z[-1, 0].T, "o", color=BLUE, markersize=4, label=f"$t = {c.ts[-1]:g}$")
     right.plot(c.ts, heights, color=BLUE, linewidth=0.8)
     for value in values:
         foot, along = value * normal / normal.square().sum(), torch.stack([-normal[1], normal[0]])
         left.plot(*torch.stack([foot - 14 * along, foot + 14 * along]).T, "--", color=RED, linewidth=1)
         right.axhline(float(value), color=RED, linestyle="--", linewidth=1, zorder=0)
     title = f"Tokens end on {len(values)} parallel lines"
-    of.plot.panel(left, title, legend=True, aspect="equal", xlim=(-15, 15), ylim=(-12, 12))
-    of.plot.panel(right, "Coordinate along the leading eigenvector", "time t", "φ*(z)")
+    of.plot.panel(left, title, "$z_1$", "$z_2$", legend=True, aspect="equal", xlim=(-15, 15), ylim=(-12, 12))
+    of.plot.panel(right, "Coordinate along the leading eigenvector", "time $t$", r"$\varphi^*(z)$")
     return fig
 
 
@@ -109,24 +110,24 @@ def prism(c: ClusterRun) -> Any:
     for corner in v:
         ax.plot(*np.tile(corner, (2, 1)).T, ends, color=RED, linewidth=0.8)
     ax.scatter(*z[-1].T, color=BLUE, s=12, depthshade=False)
-    of.plot.panel(ax, f"t = {c.ts[-1]:g}: polygon × line", "z₁", "z₂", zlabel="z₃")
+    of.plot.panel(ax, rf"$t = {c.ts[-1]:g}$: polygon $\times$ line", "$z_1$", "$z_2$", zlabel="$z_3$")
     _paths(right, z[..., :2])
     _ring(right, v, "-", RED)
     right.plot(*v.T, "s", color=RED, markersize=6)
-    of.plot.panel(right, "Projected to the leading eigenspace", "z₁", "z₂", aspect="equal")
+    of.plot.panel(right, "Projected to the leading eigenspace", "$z_1$", "$z_2$", aspect="equal")
     return fig
 
 
 def ranks(deep: ClusterRun, plane: ClusterRun, line: ClusterRun) -> Any:
     """The rank of attention over time, in 80, 2 and 1 dimensions."""
     fig, ((left, right),) = of.plot.figure(1, 2, size=(9.0, 3.6))
-    named = (deep, RED, "d = 80, n = 40"), (plane, BLUE, "d = 2, n = 40"), (line, GREEN, "d = 1")
+    named = (deep, RED, "$d = 80$, $n = 40$"), (plane, BLUE, "$d = 2$, $n = 40$"), (line, GREEN, "$d = 1$")
     for c, colour, name in named:
         left.plot(c.ts, c.rank.double().mean(1), "o-", color=colour, markersize=3, label=name)
-    title, words, ticks = "Attention loses rank", "rank of P (mean over clouds)", [1, 2, 5, 10, 20, 40]
-    of.plot.panel(left, title, "time t", words, yticks=ticks, yscale="log", legend=True)
+    title, words, ticks = "Attention loses rank", "rank of $P$ (mean over clouds)", [1, 2, 5, 10, 20, 40]
+    of.plot.panel(left, title, "time $t$", words, yticks=ticks, yscale="log", legend=True)
     right.pcolormesh(deep.P[-1, 0].numpy(), cmap="Blues", vmin=0, vmax=1)
-    title = f"d = 80, t = {deep.ts[-1]:g}: rank {deep.rank[-1, 0]}"
+    title = f"$d = 80$, $t = {deep.ts[-1]:g}$: rank {deep.rank[-1, 0]}"
     of.plot.panel(right, title, "attended to", "token", aspect="equal")
     return fig
 
@@ -138,7 +139,7 @@ def decay(fall: of.Trajectory) -> Any:
     left.semilogx(ts, spectra(fall).flatten(1), color=BLUE, linewidth=0.9)
     left.axhline(1.0, color=INK, linestyle="--", linewidth=1)
     right.loglog(ts, radius, color=BLUE, linewidth=0.9)
-    right.loglog(ts, 1.2 * ts**-0.5, "--", color=INK, linewidth=1, label="t^(-1/2)")
-    of.plot.panel(left, "V = -I: the covariance is I / (2t)", "time t", "2t × eigenvalues of S")
-    of.plot.panel(right, "V = -I: tokens go to 0, but slowly", "time t", "largest |x|", legend=True)
+    right.loglog(ts, 1.2 * ts**-0.5, "--", color=INK, linewidth=1, label="$1.2\\,t^{-1/2}$")
+    of.plot.panel(left, "$V = -I$: the covariance is $I/(2t)$", "time $t$", r"$2t\times$ eigenvalues of $S$")
+    of.plot.panel(right, "$V = -I$: tokens go to 0, but slowly", "time $t$", "largest $|x|$", legend=True)
     return fig

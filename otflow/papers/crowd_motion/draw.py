@@ -25,7 +25,7 @@ def scene(crowd: Crowd) -> Any:
         density(crowd.densities[k], ax=ax, top=limit)
         ax.contour(x, x, V.T, levels=12, colors=[FAINT], linewidths=0.5)
         ax.contour(x, x, V.T, levels=[edge], colors=[RED], linewidths=1.1)
-        title = f"t = {crowd.t[k]:.3g},  {crowd.full_share(k):.0%} at the limit"
+        title = f"$t = {crowd.t[k]:.3g}$,  {crowd.full_share(k):.0%} at the limit"
         of.plot.panel(ax, title, xticks=(-1, 0, 1), yticks=(-1, 0, 1))
     return fig
 
@@ -48,7 +48,7 @@ def _energies(ax: Any, crowds: dict[str, Crowd], sharp: Crowd) -> None:
         above = np.maximum(crowd.energy - crowd.least, 1e-6)
         ax.plot(crowd.t[start:], above[start:], style, ms=size, lw=1, color=colour, label=name)
     title = "energies fall to the least one under the bound"
-    of.plot.panel(ax, title, "t", "energy above the least one", legend="upper right", yscale="log")
+    of.plot.panel(ax, title, "$t$", "energy above the least one", legend="upper right", yscale="log")
 
 
 def _congestion(ax: Any, crowds: dict[str, Crowd]) -> None:
@@ -56,25 +56,25 @@ def _congestion(ax: Any, crowds: dict[str, Crowd]) -> None:
         share = [crowd.full_share(k) for k in range(len(crowd.t))]
         ax.plot(crowd.t, share, "o-", ms=3, lw=1, color=colour, label=name)
     of.plot.panel(
-        ax, "congestion", "t", "part of the mass at the limit", legend="lower right", ylim=(0, 1.02)
+        ax, "congestion", "$t$", "part of the mass at the limit", legend="lower right", ylim=(0, 1.02)
     )
 
 
 def _halo(ax: Any, halos: dict[float, float]) -> None:
     eps, far = np.array(list(halos)), list(halos.values())
-    ax.plot(eps, far, "o-", ms=4, color=BLUE, label="bowl, 64 x 64 cells")
+    ax.plot(eps, far, "o-", ms=4, color=BLUE, label=r"bowl, $64\times64$ cells")
     for power, style in ((0.5, ":"), (1.0, "--")):
         ax.plot(eps, far[0] * (eps / eps[0]) ** power, style, color=INK, lw=1, label=f"slope {power:g}")
     scales = {"xscale": "log", "yscale": "log", "xticks": eps, "yticks": (0.01, 0.02, 0.05, 0.1)}
     of.plot.panel(
-        ax, "blur leaves a halo", r"$\varepsilon$", "L1 to the packed crowd", legend="upper left", **scales
+        ax, "blur leaves a halo", r"$\varepsilon$", "$L^1$ to the packed crowd", legend="upper left", **scales
     )
 
 
 def _line(ax: Any, line: CrowdOnLine) -> None:
     picks = [0, 3, 6, len(line.t) - 1]
     for k, colour in zip(picks, of.plot.SEQUENCE(np.linspace(0, 1, len(picks))), strict=True):
-        density(line.runs[k], ax=ax, color=colour, label=f"t = {line.t[k]:g}")
+        density(line.runs[k], ax=ax, color=colour, label=f"$t = {line.t[k]:g}$")
         edges, levels = line.projected[k], line.runs[k].levels.numpy()
         middle, every = (edges[1:] + edges[:-1]) / 2, max(1, len(levels) // 40)
         ax.plot(middle[::every], (np.diff(levels) / np.diff(edges))[::every], ".", ms=4, color=colour)

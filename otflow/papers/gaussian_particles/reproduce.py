@@ -221,17 +221,17 @@ def _data(errors: Errors, paths: dict[int, CloudPath]) -> dict[str, np.ndarray]:
 
 
 def _draw_rates(errors: Errors) -> Any:
-    fig, ((ax,),) = of.plot.figure(1, 1, size=(7.0, 4.0))
+    fig, ((ax,),) = of.plot.figure(1, 1, size=(8.4, 4.0))
     for (name, found), colour in zip(errors.items(), of.plot.COLOURS, strict=False):
         rms, spread = np.array(list(found.values())).T
         label = f"{name}: slope {_slope(found):.2f}"
         ax.errorbar(list(found), rms, spread, fmt="o-", color=colour, markersize=4, capsize=2, label=label)
     n = np.array(list(found), dtype=float)
     ax.plot(n, 1.9 * n**-0.5, "--", color=INK, linewidth=1, label="slope -0.5")
-    title = "clouds against the Gaussian flow at t = 1 (root mean square over clouds)"
-    words = title, "number of tokens n", "relative error of the covariance"
+    title = "clouds against the Gaussian flow at $t = 1$ (root mean square over clouds)"
+    words = title, "number of tokens $n$", "relative error of the covariance"
     axis: Any = {"xscale": "log", "yscale": "log", "xticks": n, "yticks": [0.03, 0.05, 0.1, 0.2, 0.3]}
-    of.plot.panel(ax, *words, legend="upper right", **axis)
+    of.plot.panel(ax, *words, legend="beside", **axis)
     return fig
 
 
@@ -242,9 +242,9 @@ def _draw_blow_up(paths: dict[int, CloudPath]) -> Any:
     traces.plot(tau, _trace(_exact(tau)), color=INK, label="Gaussian")
     for (n, path), colour in zip(paths.items(), of.plot.COLOURS, strict=False):
         low, high = path.trace.min(1), path.trace.max(1)
-        traces.plot(path.tau, path.trace.mean(1), color=colour, label=f"n = {n}")
+        traces.plot(path.tau, path.trace.mean(1), color=colour, label=f"$n = {n}$")
         traces.fill_between(path.tau, low, high, color=colour, alpha=0.2, linewidth=0)
-        behind.plot(path.tau[1:], path.error[1:], "o-", markersize=3, color=colour, label=f"n = {n}")
+        behind.plot(path.tau[1:], path.error[1:], "o-", markersize=3, color=colour, label=f"$n = {n}$")
     _draw_needed(needed)
     panels = {  # title, what is measured, its range, and where the legend hides nothing
         traces: (

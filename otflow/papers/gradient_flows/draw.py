@@ -32,7 +32,7 @@ def runs(found: dict[str, Followed]) -> Any:
     fig, axes = of.plot.figure(2, len(shown), size=(3.1 * len(shown), 5.8))
     for (top, low), name in zip(axes.T, shown, strict=True):
         _energy(top, found[name])
-        of.plot.panel(top, f"{name}\n{FORMULAS[name]}", "t")
+        of.plot.panel(top, f"{name}\n{FORMULAS[name]}", "$t$")
         _errors(low, found[name])
     end = found[shown[0]].exact.ts[-1]
     of.plot.panel(axes[0, 0], y="energy, from 1 to 0 along the flow", legend="upper right")
@@ -74,7 +74,7 @@ def structure(uneven: dict[str, float], bent: dict[str, dict[str, np.ndarray]], 
     """
     fig, ((left, middle, right),) = of.plot.figure(1, 3, size=(12.4, 3.9))
     _asymmetry(left, uneven)
-    _curvature(middle, {f"A {name}": bent[name]["softmax"] for name in ("definite", "of both signs")})
+    _curvature(middle, {f"$A$ {name}": bent[name]["softmax"] for name in ("definite", "of both signs")})
     _infinite(right, path)
     return fig
 
@@ -127,4 +127,4 @@ def _infinite(ax: Any, path: DescentPath) -> None:
     ax.plot(t, G, color=BLUE, label=r"$\frac{1}{4}\mathrm{tr}(A\Sigma A\Sigma)$ (Bures)")
     ax.text(last / 2, 3.6, r"$=+\infty$", color=RED, ha="center", fontsize=11)
     title = "two energies of one softmax flow\nof Gaussians"
-    of.plot.panel(ax, title, "t", legend="upper right", xlim=(0, 1), ylim=(0, 4.2))
+    of.plot.panel(ax, title, "$t$", legend="upper right", xlim=(0, 1), ylim=(0, 4.2))

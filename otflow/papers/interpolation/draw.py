@@ -76,7 +76,7 @@ def atoms(runs: InterpolationRuns) -> Any:
         dots: Any = {"fmt": "o", "color": of.plot.INK, "markersize": 4 + k, "capsize": 2, "linewidth": 1}
         last.errorbar(at, masses(end, nu), bars, **dots)
     last.bar(np.arange(3), MASSES, width=0.75, color=COLOUR, alpha=0.35)
-    title = "masses, fresh samples, ± 3 errors"
+    title = r"masses, fresh samples, $\pm 3$ errors"
     of.plot.panel(last, title, "atom", "mass", xticks={0: "1", 1: "2", 2: "3"})
     return fig
 
@@ -90,7 +90,7 @@ def counts(found: Counts) -> Any:
             pieces = [[c[which] for c in found[d, N]] for N in Ns]
             ax.plot(Ns, pieces, "o", color=colour, markersize=3)
             ax.plot(Ns, np.median(pieces, axis=1), color=colour, label=name)
-        ax.plot(Ns, [6 * N for N in Ns], "--", color=of.plot.FAINT, label="6 N", zorder=0)
-        of.plot.panel(ax, f"d = {d}", "measures N", "pieces", xticks=Ns, ylim=(0, None))
+        ax.plot(Ns, [6 * N for N in Ns], "--", color=of.plot.FAINT, label="$6N$", zorder=0)
+        of.plot.panel(ax, f"$d = {d}$", "measures $N$", "pieces", xticks=Ns, ylim=(0, None))
     of.plot.panel(axes[0], legend="upper left")
     return fig

@@ -61,7 +61,7 @@ def _draw_blur(ax: Any, blurred: dict[str, dict[float, Blurred]], sharp: Blurred
     title = "blur can hide the error of the scheme"
     scales: Any = {"xscale": "log", "yscale": "log", "ylim": (1e-4, 3)}
     tight = {"loc": "upper left", "fontsize": 6.5, "ncols": 2, "columnspacing": 0.6, "handlelength": 1.6}
-    of.plot.panel(ax, title, r"$\varepsilon$", "L1 distance", legend=tight, **scales)
+    of.plot.panel(ax, title, r"$\varepsilon$", "$L^1$ distance", legend=tight, **scales)
 
 
 def _draw_steps(ax: Any, oracle: Oracle) -> None:
@@ -70,7 +70,7 @@ def _draw_steps(ax: Any, oracle: Oracle) -> None:
     ax.plot(tau, list(oracle.solver.values()), "o-", ms=4, color=BLUE, label="solver to scheme")
     ax.plot(tau, 20 * tau, ":", color=INK, lw=1, label=r"slope 1")
     scales: Any = {"xscale": "log", "yscale": "log", "ylim": (3e-5, 0.6), "xticks": tau}
-    of.plot.panel(ax, oracle.name, r"$\tau$", "L1 distance", legend="upper left", **scales)
+    of.plot.panel(ax, oracle.name, r"$\tau$", "$L^1$ distance", legend="upper left", **scales)
 
 
 def _draw_keller(ax: Any, rates: dict[float, float]) -> None:
@@ -99,7 +99,7 @@ def _draw_brackets(ax: Any, brackets: dict[float, Bracket]) -> None:
     ax.plot(tau, [exact, *scheme], "x", ms=7, color=INK, label="exact JKO")
     ax.axhline(exact, color=INK, lw=1, ls="--", label="closed form of the flow")
     title = "softmax attention between explicit and implicit steps"
-    of.plot.panel(ax, title, r"$\tau$", "trace of the covariance at t = 1", legend="upper left")
+    of.plot.panel(ax, title, r"$\tau$", "trace of the covariance at $t = 1$", legend="upper left")
 
 
 def _draw_riesz(ax: Any, riesz: dict[int, Spread]) -> None:
@@ -108,7 +108,7 @@ def _draw_riesz(ax: Any, riesz: dict[int, Spread]) -> None:
         ax.plot(1.0, one.jko, "D", ms=6, mfc="none", color=colour)
     exact = float(of.closed_forms.riesz_radius(1.0, 1.0, 2))
     ax.axhline(exact, color=INK, lw=1, ls="--", label=r"$\pi/4$")
-    ax.plot([], [], "D", ms=6, mfc="none", color=INK, label="JKO from t = 1/2")
+    ax.plot([], [], "D", ms=6, mfc="none", color=INK, label="JKO from $t = 1/2$")
     title = r"flow of $-\frac{1}{2}\iint|x-y|$ from a point in the plane"
     limits: Any = {"xlim": (0, 1.05), "ylim": (0.997 * exact, 1.003 * exact)}
-    of.plot.panel(ax, title, "t", "radius / t", legend={"loc": "upper right", "ncols": 2}, **limits)
+    of.plot.panel(ax, title, "$t$", "radius$\\,/\\,t$", legend={"loc": "upper right", "ncols": 2}, **limits)

@@ -26,9 +26,11 @@ def curve(x: Array) -> Any:
             ax.axvspan(*sorted(side * edge for edge in belt), color=FAINT, alpha=0.4, linewidth=0)
         ax.plot(t, estimator(x, t, beta), color=BLUE, linewidth=1.2)
         ax.plot(top, estimator(x, top, beta), "o", color=RED, markersize=3.5)
-    title = f"n = {n}, beta = {beta:g}: {len(top)} modes (red), {in_belt(top).sum()} in the belt (grey)"
+    title = rf"$n={n}$, $\beta={beta:g}$: {len(top)} modes (red), {in_belt(top).sum()} in the belt (grey)"
     of.plot.panel(upper, title, "", "density", xlim=ends)
-    of.plot.panel(lower, "the same, logarithmically", "t", "density", xlim=ends, yscale="log", ylim=(1e-6, 1))
+    of.plot.panel(
+        lower, "the same, logarithmically", "$t$", "density", xlim=ends, yscale="log", ylim=(1e-6, 1)
+    )
     return fig
 
 
@@ -46,7 +48,7 @@ def histogram(counts: Array) -> Any:
     ax.axvline(mean, color=BLUE, linewidth=1.6, label=f"mean {mean:.2f}")
     expected = kde_modes.expected_modes(n, beta).item()
     ax.axvline(expected, color=RED, linestyle="--", linewidth=1.6, label=f"expected {expected:.2f}")
-    of.plot.panel(ax, f"n = {n}, beta = {beta:g}, {runs} runs", "number of modes", "runs", legend=True)
+    of.plot.panel(ax, rf"$n={n}$, $\beta={beta:g}$, {runs} runs", "number of modes", "runs", legend=True)
     return fig
 
 
@@ -63,13 +65,13 @@ def growth(found: dict[int, ModeGrowth]) -> Any:
             unit = law(g.beta) ** power
             ax.plot(beta, expected / law(beta) ** power, color=colour, linewidth=1.2)
             ax.errorbar(g.beta, g.mean / unit, 2 * g.error / unit, fmt="o", color=colour, markersize=4)
-        left.plot([], [], "o-", color=colour, markersize=4, label=f"n = {n}")
+        left.plot([], [], "o-", color=colour, markersize=4, label=f"$n = {n}$")
         right.plot(float(n) ** b, kde_modes.asymptotic_constant(b), ":", color=colour, linewidth=1.2)
-    left.plot(long, 0.39 * law(long), "--", color=INK, linewidth=1, label="0.39 sqrt(beta log beta)")
+    left.plot(long, 0.39 * law(long), "--", color=INK, linewidth=1, label=r"$0.39\sqrt{\beta\log\beta}$")
     title = "simulated (points) and expected (lines)"
-    of.plot.panel(left, title, "beta", "number of modes", legend="upper left", xscale="log", yscale="log")
-    title, words = "the law and its constant for large n (dotted)", "modes / sqrt(beta log beta)"
-    of.plot.panel(right, title, "beta", words, xscale="log", ylim=(0, 0.7))
+    of.plot.panel(left, title, r"$\beta$", "number of modes", legend="upper left", xscale="log", yscale="log")
+    title, words = "the law and its constant for large $n$ (dotted)", r"modes$\,/\sqrt{\beta\log\beta}$"
+    of.plot.panel(right, title, r"$\beta$", words, xscale="log", ylim=(0, 0.7))
     return fig
 
 
@@ -89,8 +91,8 @@ def density(t: Array, runs: int) -> Any:
     for edge in kde_modes.belt(n, beta):
         ax.axvline(edge.item(), color=GREEN, linestyle=":", linewidth=1.4)
     ax.plot([], [], ":", color=GREEN, label="ends of the belt")
-    title, legend = f"n = {n}, beta = {beta:g}: where the modes are", {"loc": "upper right", "ncols": 2}
-    of.plot.panel(ax, title, "|t|", "modes per unit length", legend=legend, ylim=(0, 5.4))
+    title, legend = rf"$n={n}$, $\beta={beta:g}$: where the modes are", {"loc": "upper center"}
+    of.plot.panel(ax, title, "$|t|$", "modes per unit length", legend=legend, ylim=(0, 5.4))
     return fig
 
 
@@ -103,7 +105,7 @@ def circle(found: dict[float, CircleModes]) -> Any:
                 "color": colour,
                 "markersize": 4,
                 "linewidth": 1.2,
-                "label": f"{name}, beta = {beta:g}",
+                "label": rf"{name}, $\beta={beta:g}$",
             }
             left.plot(TIMES, values.mean(1) / c.modes.mean(), mark, **style)
             right.plot(TIMES, (values == c.modes).mean(1), mark, **style)

@@ -91,10 +91,10 @@ def other_weights(n: int = 512) -> dict[str, Tensor]:
     """Scores by the matrix exponential for windows, and for two heads, which have half of the time each."""
     near = causal.alibi_matrix(n, LAM, window=32)
     cases = {
-        "ALiBi, λ = 1": (causal.alibi_matrix(n, LAM), 1.0),
+        r"ALiBi, $\lambda = 1$": (causal.alibi_matrix(n, LAM), 1.0),
         "window of 128": (causal.alibi_matrix(n, LAM, window=128), 1.0),
         "window of 32": (near, 1.0),
-        "window of 32, and a head of λ = 0": (torch.stack([near, causal.alibi_matrix(n, 0.0)]), 0.5),
+        r"window of 32, and a head of $\lambda = 0$": (torch.stack([near, causal.alibi_matrix(n, 0.0)]), 0.5),
     }
     return {name: causal.finite_profile(Omega, t, BETA, M) for name, (Omega, t) in cases.items()}
 

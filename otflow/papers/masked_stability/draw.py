@@ -41,7 +41,7 @@ def ratios(velocity: DistanceGrowth, flows: DistanceGrowth) -> Any:
         ax.plot(found.n, found.two, "o", ms=5, color=BLUE, label="$d_2$, first token moved")
         ax.axhline(top, color=INK, lw=1, ls="--")
         ax.minorticks_off()
-        of.plot.panel(ax, x="number of tokens n", legend="upper left")
+        of.plot.panel(ax, x="number of tokens $n$", legend="upper left")
     of.plot.panel(left, "from tokens to velocities", y="growth of the distance", ylim=(0, 11))
     ticks = [2, 5, 10, 20, 50, 100, 200]
     of.plot.panel(right, "along the flow, from $t=0$ to $t=1$", ylim=(2, 400), yticks=ticks)
@@ -70,7 +70,7 @@ def orders(found: Orders) -> Any:
     ax.plot(found.mu.ts, found.conditional, color=BLUE, label="$d_2$, which keeps labels")
     ax.plot(found.mu.ts, found.plain, color=RED, label="$W_2$, which does not see them")
     room = (0, 1.3 * found.conditional.max())
-    words = "the same tokens,\nin reverse order", "t", "distance of the two clouds"
+    words = "the same tokens,\nin reverse order", "$t$", "distance of the two clouds"
     of.plot.panel(ax, *words, legend="upper left", ylim=room)
     return fig
 
@@ -91,7 +91,7 @@ def estimates(found: dict[str, MaskedEstimate]) -> Any:
             lines = ax.plot(one.t, one.gain[:, 8 * k : 8 * k + 8], color=colour, lw=0.8, alpha=0.8)
             lines[0].set_label(word)
         ax.plot(one.t, one.bound, color=INK, ls="--", lw=1, label=r"bound $\int L$")
-        of.plot.panel(ax, name, "t", ylim=(0, min(1.05 * one.bound[-1], 5.0)))
+        of.plot.panel(ax, name, "$t$", ylim=(0, min(1.05 * one.bound[-1], 5.0)))
     of.plot.panel(axes[0], y="log of the growth of $d_p$", legend="upper left")
     return fig
 
@@ -113,9 +113,9 @@ def limits(found: LongSequences) -> Any:
         (right, found.random, found.plain, "o-", "$W_2$, "),
     ):
         for t, values, colour in zip(TIMES, columns.T, of.plot.COLOURS, strict=False):
-            label = f"{name}t = {t:g}: slope {slope(n, values):.2f}"
+            label = f"{name}$t = {t:g}$: slope {slope(n, values):.2f}"
             ax.loglog(n, values, style, ms=4, color=colour, label=label)
-        of.plot.panel(ax, x="number of tokens n", y="distance to the limit", xticks=n)
+        of.plot.panel(ax, x="number of tokens $n$", y="distance to the limit", xticks=n)
     ticks, far = [0.002, 0.005, 0.01, 0.02, 0.05, 0.1], [0.03, 0.05, 0.1, 0.2, 0.3]
     seen = (0.7 * found.curve.min(), 1.3 * found.curve.max())  # not all of the ticks
     of.plot.panel(left, "tokens on a curve: $d_2$ to the limit", legend="lower left", yticks=ticks, ylim=seen)

@@ -31,14 +31,14 @@ def rates(found: Found) -> Any:
     for ax, word in zip(axes[:, 0], ("to the limit", "to the limit", "of two clouds"), strict=True):
         of.plot.panel(ax, y=f"$W_2$ {word}")
     for ax in axes[-1]:
-        of.plot.panel(ax, x="number of tokens n")
+        of.plot.panel(ax, x="number of tokens $n$")
     return fig
 
 
 def _falling(ax: Any, one: SamplingRates, setting: Setting) -> None:
     """Medians at all times, and the slope that theory gives as a guide for the eye below them."""
     for t, values, colour in zip(TIMES, one.median.T, of.plot.COLOURS, strict=False):
-        label = f"t = {t:g}: slope {slope(one.n, values):.2f}"
+        label = f"$t = {t:g}$: slope {slope(one.n, values):.2f}"
         ax.loglog(one.n, values, "o-", ms=4, color=colour, label=label)
     guide = 0.75 * one.median[0, 0] * (one.n / one.n[0]) ** setting.exponent
     ax.plot(one.n, guide, "--", lw=1, color=of.plot.INK, label=f"slope {setting.exponent:.2f}")
@@ -65,7 +65,7 @@ def factors(found: Found) -> Any:
             ax.semilogx(one.n, one.ratio, "o-", ms=4, color=colour, label=f"{name} ({bound})")
             ax.plot(one.n, one.worst, ":", lw=1, color=colour)
         room = (0, 1.9 * ax.get_ylim()[1])  # for the legend
-        of.plot.panel(ax, setting.name, "number of tokens n", legend="upper left", xticks=one.n, ylim=room)
+        of.plot.panel(ax, setting.name, "number of tokens $n$", legend="upper left", xticks=one.n, ylim=room)
     of.plot.panel(axes[0], y="$W_2(1)\\,/\\,W_2(0)$: median, largest (dotted)")
     return fig
 
@@ -84,10 +84,10 @@ def laws(samples: dict[str, tuple[Run, Run]]) -> Any:
         for run, style in ((limit, {"lw": 1.4}), (cloud, {"lw": 0.8, "alpha": 0.8})):
             for t, mu, colour in zip(TIMES, run, of.plot.COLOURS, strict=False):
                 x = np.sort(mu.coords[0].flatten().numpy())
-                label = f"t = {t:g}" if run is limit else None
+                label = f"$t = {t:g}$" if run is limit else None
                 ax.step(
                     x, np.arange(1, len(x) + 1) / len(x), where="post", color=colour, label=label, **style
                 )
-        of.plot.panel(ax, f"{name}: the limit, and {len(x)} tokens", "x", ylim=(0, 1))
-    of.plot.panel(axes[0], y="share of tokens up to x", legend="upper left")
+        of.plot.panel(ax, f"{name}: the limit, and {len(x)} tokens", "$x$", ylim=(0, 1))
+    of.plot.panel(axes[0], y="share of tokens up to $x$", legend="upper left")
     return fig

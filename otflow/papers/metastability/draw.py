@@ -19,14 +19,14 @@ def staircases(authors: dict[float, StaircaseRun], cold: dict[tuple[str, str], S
     fig, ((left, right),) = of.plot.figure(1, 2, size=(10.6, 4.0))
     shades = of.plot.SEQUENCE(np.linspace(0.15, 0.95, len(authors)))
     for colour, (beta, steps) in zip(shades, authors.items(), strict=True):
-        _climb(left, steps, colour, f"β = {beta:g}", colour)
+        _climb(left, steps, colour, rf"$\beta={beta:g}$", colour)
     first = next(iter(cold))[0]
     for colour, kind in zip((BLUE, ORANGE), KINDS, strict=True):
         _climb(right, cold[first, kind], colour, kind, INK)
-    titles = {left: "the authors' start, five equal tokens, USA", right: f"{first}, β = {COLD:g}"}
+    titles = {left: "the authors' start, five equal tokens, USA", right: rf"{first}, $\beta={COLD:g}$"}
     for ax, title in titles.items():
         ax.plot([], [], ":", color=INK, label="predicted")
-        of.plot.panel(ax, title, "log t / β", ylim=(0, 1.06), legend="upper left")
+        of.plot.panel(ax, title, r"$\log t\,/\,\beta$", ylim=(0, 1.06), legend="upper left")
     left.set_ylabel("energy")
     return fig
 
@@ -50,8 +50,8 @@ def paths(cold: dict[str, StaircaseRun]) -> Any:
             ax.plot([0.0, *s, END * s[-1]], [token[0], *token, token[-1]], color=colour, linewidth=1.6)
         merges = predicted.log_times, predicted.merge_points
         ax.plot(*merges, "o", color=INK, fillstyle="none", label="predicted")
-        title = f"{kind}, β = {COLD:g}: from saddle to saddle"
-        of.plot.panel(ax, title, "log t / β", legend="lower right")
+        title = rf"{kind}, $\beta={COLD:g}$: from saddle to saddle"
+        of.plot.panel(ax, title, r"$\log t\,/\,\beta$", legend="lower right")
     axes[0, 0].set_ylabel("angle")
     return fig
 
@@ -64,7 +64,7 @@ def circles(movie: Array) -> Any:
         ax.plot(np.cos(ring), np.sin(ring), color=of.plot.FAINT, linewidth=1)
         colours = of.plot.COLOURS[: len(theta)]
         ax.scatter(np.cos(theta), np.sin(theta), s=46, color=colours, alpha=0.75, zorder=3)
-        of.plot.panel(ax, f"β = 4, t = {t:g}", xlim=limits, ylim=limits, aspect="equal").set_axis_off()
+        of.plot.panel(ax, rf"$\beta=4$, $t={t:g}$", xlim=limits, ylim=limits, aspect="equal").set_axis_off()
     return fig
 
 
@@ -72,11 +72,11 @@ def scales(times: dict[str, list[CapTimes]]) -> Any:
     """Bounds and measured times against beta."""
     fig, ((ax,),) = of.plot.figure(1, 1, size=(6.6, 4.2))
     beta, log_T1, _, log_T2, *_ = zip(*times["SA"], strict=True)
-    ax.plot(beta, log_T2, "-", color=INK, label="T₂: tokens stay until then")
-    ax.plot(beta, log_T1, "--", color=INK, label="T₁: collapsed from then on")
+    ax.plot(beta, log_T2, "-", color=INK, label="$T_2$: tokens stay until then")
+    ax.plot(beta, log_T1, "--", color=INK, label="$T_1$: collapsed from then on")
     for (kind, own), colour, mark in zip(times.items(), (BLUE, ORANGE), ("o", "x"), strict=True):
         ax.plot(beta, [t.exit for t in own], mark, color=colour, label=f"caps are left, {kind}")
         ax.plot(beta, [t.collapse for t in own], mark, color=colour, alpha=0.5, label=f"collapse, {kind}")
     title = f"two caps at an angle of {APART:g}: bounds and measured times"
-    of.plot.panel(ax, title, "β", "log t", legend="upper left")
+    of.plot.panel(ax, title, r"$\beta$", r"$\log t$", legend="upper left")
     return fig

@@ -31,8 +31,8 @@ def _dimensions(ax: Any, found: Divergences) -> None:
         ax.plot(list(each), values.mean(-1), "o-", ms=4, color=colour, label=label)
         ax.fill_between(list(each), values.amin(-1), values.amax(-1), color=colour, alpha=0.15, linewidth=0)
     ticks = [d for d in (1, 2, 4, 8, 12, 20, 32, 64) if d in {*found["JKO"], *PUBLISHED}]
-    title = f"15 targets, step {TAU:g}: means, and from least to largest"
-    words = title, "dimension", "KL(p|q) + KL(q|p) at t = 1/2"
+    title = rf"15 targets, step $\tau={TAU:g}$: means, and from least to largest"
+    words = title, "dimension", r"$KL(p|q)+KL(q|p)$ at $t=1/2$"
     of.plot.panel(ax, *words, legend="lower right", xticks=ticks, ylim=(1e-9, 1.0), **LOGLOG)
 
 
@@ -40,12 +40,12 @@ def _orders(ax: Any, errors: Errors) -> None:
     tau = np.array(TAUS)
     for (name, each), colour, power in zip(errors.items(), (BLUE, GREEN), (1, 2), strict=True):
         for (d, found), marker in zip(each.items(), "osv", strict=False):
-            label = f"{name}, d = {d}: order {late_order(found):.2f}"
+            label = f"{name}, $d = {d}$: order {late_order(found):.2f}"
             ax.plot(tau, list(found.values()), f"{marker}-", ms=4, lw=1.0, color=colour, label=label)
         low = min(found[TAUS[0]] for found in each.values())
         ax.plot(tau, 0.5 * low * (tau / tau[0]) ** power, ":", lw=1.2, color=of.plot.INK)
     # The legend has the lower half to itself.
     bottom = 1e-3 * min(min(found.values()) for found in errors["extrapolated"].values())
-    words = "dotted: slopes 1 and 2", "step", "error of mean and covariance at t = 1/2"
+    words = "dotted: slopes 1 and 2", r"step $\tau$", "error of mean and covariance at $t = 1/2$"
     tight = {"loc": "lower right", "fontsize": 7}
     of.plot.panel(ax, *words, legend=tight, xticks=tau, ylim=(bottom, None), **LOGLOG)

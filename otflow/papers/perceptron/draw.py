@@ -21,11 +21,11 @@ def landscapes(cells: list[Cell], spread: dict[float, sp.Atoms]) -> Any:
     """A circle for each of two betas and for none, ReLU and GELU: v as a curve around it, atoms on it."""
     fig, axes = of.plot.figure(len(spread), 1 + len(SHOWN), size=(9.3, 6.3))
     for row, (beta, uniform) in zip(axes, spread.items(), strict=True):
-        _ring(row[0], uniform.measure, FAINT, f"none, beta = {beta:g}: {uniform.n} places")
+        _ring(row[0], uniform.measure, FAINT, rf"none, $\beta={beta:g}$: {uniform.n} places")
         for ax, case in zip(row[1:], SHOWN, strict=True):
             (atoms,) = (cell.runs[0] for cell in cells if cell.case == case and cell.beta == beta)
             _around(ax, case)
-            _ring(ax, atoms.measure, COLOUR[case], f"{case.name}, beta = {beta:g}: {atoms.n} atoms")
+            _ring(ax, atoms.measure, COLOUR[case], rf"{case.name}, $\beta={beta:g}$: {atoms.n} atoms")
     of.plot.panel(axes[0, 1], legend="center")
     return fig
 
@@ -36,7 +36,7 @@ def _around(ax: Any, case: AtomsCase) -> None:
     x = np.stack([np.cos(t), np.sin(t)], -1)
     v = case.activation.primitive(torch.from_numpy(x @ A.T)).numpy() @ OMEGA
     r = (1 + 0.35 * v / np.abs(v).max())[:, None] * x
-    ax.plot(*r.T, color=INK, linewidth=1, linestyle="--", label="v, outwards if > 0")
+    ax.plot(*r.T, color=INK, linewidth=1, linestyle="--", label="$v$, outwards if $> 0$")
 
 
 def _ring(ax: Any, mu: of.Particles, colour: str, title: str) -> None:
@@ -61,9 +61,9 @@ def counts(cells: list[Cell]) -> Any:
             ax.plot(beta, [np.median(v) for v in columns], color=colour, linewidth=1.3, label=case.name)
     right.axhline(np.pi, color=FAINT, linewidth=1, zorder=0)
     axis: Any = {"xscale": "log", "xticks": beta}
-    of.plot.panel(left, "300 particles end in a few atoms", "beta", "atoms", ylim=(0, None), **axis)
-    axis |= {"ylim": (0, 3.9), "yticks": {0: "0", np.pi / 2: "π/2", np.pi: "π"}}
-    of.plot.panel(right, "the longest empty arc", "beta", "angle", legend="lower right", **axis)
+    of.plot.panel(left, "300 particles end in a few atoms", r"$\beta$", "atoms", ylim=(0, None), **axis)
+    axis |= {"ylim": (0, 3.9), "yticks": {0: "0", np.pi / 2: r"$\pi/2$", np.pi: r"$\pi$"}}
+    of.plot.panel(right, "the longest empty arc", r"$\beta$", "angle", legend="lower right", **axis)
     return fig
 
 
@@ -83,8 +83,9 @@ def _clusters(ax: Any, own: list[Cell]) -> None:
     ax.plot(fine, sp.mass_bound(fine, C), color=RED, label="bound, as printed")
     ax.plot(fine, sp.kernel_mass_bound(fine, C), "--", color=INK, label="bound from the kernel")
     ax.axhline(sp.mass_bound(1e3).item(), color=FAINT, linewidth=1, zorder=0, label="0.5742: no perceptron")
-    title = f"{case.name}: two or more atoms within 1/(2 sqrt(beta))"
-    of.plot.panel(ax, title, "beta", "mass", legend="center right", xscale="log", xticks=beta, ylim=(0, 1))
+    free = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.22)}
+    title = rf"{case.name}: two or more atoms within $1/(2\sqrt{{\beta}})$"
+    of.plot.panel(ax, title, r"$\beta$", "mass", legend=free, xscale="log", xticks=beta, ylim=(0, 1))
 
 
 def _heavy(ax: Any, cell: Cell) -> None:
@@ -93,10 +94,17 @@ def _heavy(ax: Any, cell: Cell) -> None:
     bound = [sp.atom_bound(1, arc, cell.beta, e, C=cell.constant).item() for e in eps]
     ax.plot(eps, most, color=COLOUR[cell.case], label="most found")
     ax.plot(eps, bound, color=RED, label="bound")
-    ax.plot(eps, 1 / eps, "--", color=INK, label="1 / eps: trivial")
-    title = f"{cell.case.name}, beta = {cell.beta:g}: heavy atoms"
+    ax.plot(eps, 1 / eps, "--", color=INK, label=r"$1/\varepsilon$: trivial")
+    title = rf"{cell.case.name}, $\beta={cell.beta:g}$: heavy atoms"
     ax.loglog()
-    of.plot.panel(ax, title, "eps", "atoms of mass eps or more", legend="upper right", ylim=(0.8, None))
+    of.plot.panel(
+        ax,
+        title,
+        r"$\varepsilon$",
+        r"atoms of mass $\varepsilon$ or more",
+        legend="upper right",
+        ylim=(0.8, None),
+    )
 
 
 def globes(spheres: dict[sp.Activation, sp.Atoms]) -> Any:
@@ -106,5 +114,5 @@ def globes(spheres: dict[sp.Activation, sp.Atoms]) -> Any:
         of.plot.particles(atoms.measure, ax=ax, color=colour, size=40)
         for a in SPATIAL / np.linalg.norm(SPATIAL, axis=1, keepdims=True):
             ax.plot(*np.stack([a, 1.35 * a], 1), color=INK, linewidth=1.5)
-        of.plot.panel(ax, f"{type(act).__name__}, beta = 4: {atoms.n} atoms; lines: neurons")
+        of.plot.panel(ax, rf"{type(act).__name__}, $\beta=4$: {atoms.n} atoms; lines: neurons")
     return fig

@@ -10,6 +10,7 @@ import otflow as of
 from otflow import closed_forms
 from otflow.papers.porous_medium.runs import BarenblattRun, exact_energy, growth, radii
 from otflow.plot.densities import density
+from otflow.plot.style import at_time
 
 BLUE, RED, GREEN = of.plot.COLOURS[:3]
 INK = of.plot.INK
@@ -28,7 +29,7 @@ def _snapshot(ax: Any, found: BarenblattRun, k: int) -> None:
     """The density after k steps, with contours at fifths of its maximum."""
     mu, top = found.densities[k], float(found.densities[k].density.max())
     density(mu, ax=ax, levels=np.linspace(0.2, 0.8, 4) * top, color="white")
-    of.plot.panel(ax, f"t = {found.t[k]:.3g},  max {top:.3g}", xticks=TICKS, yticks=TICKS)
+    of.plot.panel(ax, f"{at_time(found.t[k])},  max {top:.3g}", xticks=TICKS, yticks=TICKS)
 
 
 def profiles(runs: dict[float, BarenblattRun]) -> Any:
@@ -38,7 +39,7 @@ def profiles(runs: dict[float, BarenblattRun]) -> Any:
         for ax, k in zip(row, _picks(found, SHOWN), strict=True):
             _snapshot(ax, found, k)
             _circles(ax, found, k)
-        row[0].set_ylabel(f"m = {m:g}", fontsize=10)
+        row[0].set_ylabel(f"$m = {m:g}$\n$x_2$")
         _cuts(last, found)
     return fig
 
@@ -62,7 +63,7 @@ def _cuts(ax: Any, found: BarenblattRun) -> None:
         ax.plot([], [], style, lw=1.0, ms=3.5, label=word)
     limits: Any = {"xlim": (-0.5, 0.5), "ylim": (0, 1.35 * float(found.densities[0].density.max()))}
     tight = {"loc": "upper center", "fontsize": 7, "ncols": 3, **NARROW}
-    of.plot.panel(ax, "cut through the middle", "x", legend=tight, **limits)
+    of.plot.panel(ax, "cut through the middle", "$x$", legend=tight, **limits)
 
 
 def bumps(found: BarenblattRun) -> Any:
@@ -81,7 +82,7 @@ def errors(
     """Mass, energy, and the orders on the line."""
     fig, ((left, middle, right),) = of.plot.figure(1, 3, size=(11.5, 3.5))
     _energies(left, runs)
-    _balances(middle, {f"m = {m:g}": found for m, found in runs.items()} | {"two bumps": bumps})
+    _balances(middle, {f"$m = {m:g}$": found for m, found in runs.items()} | {"two bumps": bumps})
     _orders(right, line)
     return fig
 
@@ -91,7 +92,7 @@ def _energies(ax: Any, runs: dict[float, BarenblattRun]) -> None:
         t, F0 = np.geomspace(found.t[0], found.t[-1], 200), found.energy[0]
         ax.plot(t / t[0], exact_energy(t ** (1 / growth(m)), m) / F0, ":", color=colour, lw=1.0)
         ax.plot(found.t / t[0], exact_energy(radii(found), m) / F0, "-", color=colour, lw=1.0)
-        ax.plot(found.t / t[0], found.energy / F0, "o", color=colour, ms=3.5, label=f"m = {m:g}")
+        ax.plot(found.t / t[0], found.energy / F0, "o", color=colour, ms=3.5, label=f"$m = {m:g}$")
     for style, word in (("-", "exact scheme"), (":", "equation")):
         ax.plot([], [], style, color=INK, lw=1.0, label=word)
     title = "the energy falls as the exact scheme says"
@@ -113,11 +114,11 @@ def _balances(ax: Any, runs: dict[str, BarenblattRun]) -> None:
 def _orders(ax: Any, line: dict[tuple[float, str], dict[float, float]]) -> None:
     for ((m, name), found), marker in zip(line.items(), "ooss", strict=True):
         style = {"ms": 4, "lw": 1, "color": BLUE if name == "JKO" else GREEN}
-        ax.plot(list(found), list(found.values()), f"{marker}-", label=f"{name}, m = {m:g}", **style)
+        ax.plot(list(found), list(found.values()), f"{marker}-", label=f"{name}, $m = {m:g}$", **style)
     tau = np.array(list(found))
     ax.plot(tau, 0.06 * tau, ":", color=INK, lw=1)
     ax.plot(tau, 0.016 * tau**2, ":", color=INK, lw=1, label="slopes 1 and 2")
     title = "on the line, extrapolated in the mesh"
     tight = {"loc": "upper left", "ncols": 2, "columnspacing": 0.8}
-    scales: Any = {**LOGLOG, "xticks": tau, "ylim": (1e-6, 0.05)}
-    of.plot.panel(ax, title, r"$\tau$", "W2 to the equation", legend=tight, **scales)
+    scales: Any = {**LOGLOG, "xticks": tau, "ylim": (1e-6, 0.3)}
+    of.plot.panel(ax, title, r"$\tau$", "$W_2$ to the equation", legend=tight, **scales)

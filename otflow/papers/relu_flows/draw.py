@@ -57,7 +57,7 @@ def _lift(ax: Any, flow: rf.PiecewiseFlow, K: int) -> None:
     cells = np.stack(np.meshgrid(np.arange(K), np.arange(K), side, side, indexing="ij"), -1).reshape(-1, 4)
     x = cells[:, :2] / K + cells[:, 2:]
     ax.scatter(*half(x).numpy().T, c=picture(x), s=5, cmap=of.plot.SEQUENCE, linewidth=0)
-    of.plot.panel(ax, "on the way: a slot for each cell", "x_1", "x_2")
+    of.plot.panel(ax, "on the way: a slot for each cell", "$x_1$", "$x_2$")
 
 
 def twisted(polars: runs.Polars) -> Any:
@@ -68,8 +68,8 @@ def twisted(polars: runs.Polars) -> Any:
     cases = [(runs.twist(x), runs.log_jacobian(x), "the map", "log Jacobian")]
     for p in (polars.maps[0], polars.maps[-1]):
         K, (ends, gains) = len(p.jacobians), p.flow.with_log_det(x)
-        cells = f"{K} x {K} cells, {len(p.flow)} pieces"
-        cases.append((ends.numpy(), gains.numpy(), cells, f"L2 error {p.l2:.3f}"))
+        cells = rf"${K}\times{K}$ cells, {len(p.flow)} pieces"
+        cases.append((ends.numpy(), gains.numpy(), cells, f"$L^2$ error {p.l2:.3f}"))
     limits = {"vmin": cases[0][1].min(), "vmax": cases[0][1].max()}
     for (top, bottom), (end, gain, *titles) in zip(axes.T, cases, strict=True):
         top.scatter(*end.T, 1.6, board, cmap=of.plot.SEQUENCE, linewidth=0)
@@ -84,17 +84,17 @@ def rates(polars: runs.Polars, neurons: runs.Neurons) -> Any:
     """Errors against cells, pieces and sweeps, logarithmically."""
     fig, ((left, right),) = of.plot.figure(1, 2, size=(9.4, 3.8))
     K, M = polars.K, neurons.M
-    left.loglog(K, polars.l2, "o-", color=BLUE, label="L2 distance of the maps")
+    left.loglog(K, polars.l2, "o-", color=BLUE, label="$L^2$ distance of the maps")
     left.loglog(K, polars.tv, "s-", color=RED, label="total variation of the images")
-    left.loglog(K, 0.7 * polars.l2[0] * K[0] / K, **DASHED, label="1 / K")
+    left.loglog(K, 0.7 * polars.l2[0] * K[0] / K, **DASHED, label="$1/K$")
     title = "a diffeomorphism by permute, compress, permute"
-    of.plot.panel(left, title, "cells along a side, K", "error", legend="lower left", xticks=K)
+    of.plot.panel(left, title, "cells along a side, $K$", "error", legend="lower left", xticks=K)
     for (d, errors), colour in zip(neurons.maurey.items(), (BLUE, RED, PINK), strict=True):
-        right.loglog(M, errors, "o-", color=colour, label=f"at random, d = {d}")
+        right.loglog(M, errors, "o-", color=colour, label=f"at random, $d = {d}$")
     right.loglog(M, 1.5 * errors[0] * np.sqrt(M[0] / M), **DASHED)
-    right.loglog(runs.NEURONS * runs.SWEEPS, neurons.trotter, "s-", color=GREEN, label="in turn, d = 10")
-    title = "fifty neurons, one at a time (dashed: M^(-1/2))"
-    of.plot.panel(right, title, "pieces, M", "root mean square error", legend="lower left")
+    right.loglog(runs.NEURONS * runs.SWEEPS, neurons.trotter, "s-", color=GREEN, label="in turn, $d = 10$")
+    title = "fifty neurons, one at a time (dashed: $M^{-1/2}$)"
+    of.plot.panel(right, title, "pieces, $M$", "root mean square error", legend="lower left")
     for ax in (left, right):
         ax.minorticks_off()
     return fig

@@ -23,8 +23,8 @@ def line(runs: list[rf.ReluTransport]) -> Any:
         ax.fill_between(y, np.exp(MIXTURE.logpdf(y)), color=BLUE, alpha=0.25, linewidth=0, label="target")
         image = run.flow.log_density(y[:, None], log_normal).exp()
         ax.plot(y, image, color=RED, linewidth=1.1, label="image")
-        title = f"{run.pieces} pieces: KL = {run.kl:.2g}, TV = {run.tv:.2g}"
-        of.plot.panel(ax, title, "x", ylim=(0, 0.47))
+        title = f"{run.pieces} pieces: $KL={run.kl:.2g}$, $TV={run.tv:.2g}$"
+        of.plot.panel(ax, title, "$x$", ylim=(0, 0.47))
     of.plot.panel(axes[0], y="density", legend="upper right")
     return fig
 
@@ -37,14 +37,14 @@ def plane(found: Plane) -> Any:
     target = curved(0, flat).logpdf(flat[:, 0]) + curved(1, flat).logpdf(flat[:, 1])
     densities = {"target": target}
     for run, words in ((found.plain[0], ""), (found.plain[-1], ""), (found.centred[0], "medians off: ")):
-        name = f"{words}{run.pieces} pieces{',' if words else ':'} KL = {run.kl:.2g}"
+        name = f"{words}{run.pieces} pieces{',' if words else ':'} $KL={run.kl:.2g}$"
         densities[name] = run.flow.log_density(flat, log_normal).numpy()
     fig, (axes,) = of.plot.figure(1, 4, size=(11.6, 3.4))
     look: Any = {"origin": "lower", "extent": box, "cmap": of.plot.SEQUENCE, "aspect": "auto"}
     for ax, (name, log_rho) in zip(axes, densities.items(), strict=True):
         ax.imshow(np.exp(log_rho).reshape(341, 284), vmax=np.exp(target).max(), **look)
-        of.plot.panel(ax, name, "x_1")
-    axes[0].set_ylabel("x_2")
+        of.plot.panel(ax, name, "$x_1$")
+    axes[0].set_ylabel("$x_2$")
     return fig
 
 
@@ -54,17 +54,19 @@ def rates(runs: list[rf.ReluTransport], found: Plane) -> Any:
     left.plot(LINE, values(runs, "kl"), "o-", color=BLUE, label="KL")
     left.plot(LINE, values(runs, "tv"), "s-", color=RED, label="total variation")
     right.plot(found.K, values(found.plain, "kl"), "o-", color=BLUE, label="KL")
-    right.plot(found.K, values(found.plain, "l2"), "s-", color=RED, label="L2 error")
+    right.plot(found.K, values(found.plain, "l2"), "s-", color=RED, label="$L^2$ error")
     right.plot(found.K, values(found.centred, "kl"), "o-", color=GREEN, label="KL, medians off first")
-    on_the_line, in_the_plane = "on the line: N(0, 1) to a mixture", "in the plane: Knothe-Rosenblatt"
+    on_the_line, in_the_plane = "on the line: $N(0, 1)$ to a mixture", "in the plane: Knothe-Rosenblatt"
     for ax, K, (square, first), title in (
         (left, LINE, (0.05, 0.3), on_the_line),
         (right, found.K, (0.25, 0.5), in_the_plane),
     ):
-        ax.plot(K, square * K[0] ** 2 / K**2, "--", color=of.plot.INK, linewidth=1, label="K^-2 and K^-1")
+        ax.plot(
+            K, square * K[0] ** 2 / K**2, "--", color=of.plot.INK, linewidth=1, label="$K^{-2}$ and $K^{-1}$"
+        )
         ax.plot(K, first * K[0] / K, "--", color=of.plot.INK, linewidth=1)
         ax.loglog()
-        of.plot.panel(ax, title, "K", "error", legend="lower left", xticks=K)
+        of.plot.panel(ax, title, "$K$", "error", legend="lower left", xticks=K)
     return fig
 
 
@@ -74,6 +76,6 @@ def tails(missing: dict[str, np.ndarray]) -> Any:
     for (name, part), colour in zip(missing.items(), (RED, PINK, GREEN, BLUE), strict=True):
         ax.loglog(LEVELS, part, color=colour, label=name)
     ax.invert_xaxis()
-    title = "what the tail adds to KL, per unit of log u: finite only if it decays"
-    of.plot.panel(ax, title, "mass u beyond", "u |log(target / image)|", legend=True)
+    title = "what the tail adds to KL, per unit of $\\log u$: finite only if it decays"
+    of.plot.panel(ax, title, "mass $u$ beyond", r"$u\,|\log(\mathrm{target}/\mathrm{image})|$", legend=True)
     return fig

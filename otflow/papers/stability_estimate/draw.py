@@ -73,7 +73,7 @@ def _contraction(ax: Any, found: dict[float, Contraction]) -> None:
     ):
         ax.plot([], [], style, ms=4, color=colour, label=label, **more)
     title = rf"Fokker-Planck equation on Gaussians, $\lambda$ = {LAM:g}"
-    of.plot.panel(ax, title, "t", RATIO, legend="lower left")
+    of.plot.panel(ax, title, "$t$", RATIO, legend="lower left")
 
 
 def _parting(ax: Any, p: Parting) -> None:

@@ -150,7 +150,7 @@ def traces(ax: Any, t: Array, S: Array, *, color: Any = GREEN) -> None:
     shades = np.broadcast_to(np.asarray(color), values.shape[1:])
     for shade in dict.fromkeys(shades.tolist()):
         ax.plot(t, (values / values[0])[:, shades == shade], color=shade, lw=0.6, alpha=0.35)
-    of.plot.panel(ax, "", "t", "tr $S$, over its start", yscale="log")
+    of.plot.panel(ax, "", "$t$", "tr $S$, over its start", yscale="log")
 
 
 def note(ax: Any, x: float, y: float, words: str) -> None:

@@ -60,8 +60,15 @@ def _sinkhorn(ax: Any, order: int) -> None:
     for strength, colour in ((1, BLUE), (2, GREEN)):
         found = [power(scaled(strength * x @ _turned(a).T @ x.T, w, w), x, x @ V.T) for a in dots]
         ax.plot(dots, found, "o", color=colour, markersize=4)
-    title = "Sinkhorn attention (dots: quadrature,\nblue exp(Ax.y), green exp(-|Qx - Ky|$^2$))"
-    of.plot.panel(ax, title, "A turned by (radians)", "d/dt tr S", legend="lower center", ylim=(-1.8, 2.4))
+    title = "Sinkhorn attention (dots: quadrature,\nblue $e^{Ax\\cdot y}$, green $e^{-|Qx-Ky|^2}$)"
+    of.plot.panel(
+        ax,
+        title,
+        "$A$ turned by (radians)",
+        r"$d/dt\ \mathrm{tr}\,S$",
+        legend="lower center",
+        ylim=(-1.8, 2.4),
+    )
 
 
 def _debiased(ax: Any, order: int) -> None:
@@ -71,8 +78,8 @@ def _debiased(ax: Any, order: int) -> None:
     ax.plot(c, debiased_rate_erratum(c[:, None, None], EPS).flatten(), color=RED, label="book")
     ax.plot(c, closed_forms.debiased_rate(c[:, None, None], EPS).flatten(), color=BLUE, label="corrected")
     ax.plot(dots, [debiased(a, order) for a in dots], "o", color=BLUE, markersize=4, label="quadrature")
-    title = "debiased Sinkhorn divergence to N(0, 1), eps = 2:\nthe target must stand still"
-    of.plot.panel(ax, title, "variance C (target: 1)", "dC/dt", legend="lower left")
+    title = "debiased Sinkhorn divergence to $N(0, 1)$, $\\varepsilon = 2$:\nthe target must stand still"
+    of.plot.panel(ax, title, "variance $C$ (target: 1)", "$dC/dt$", legend="lower left")
 
 
 def _explosion(ax: Any) -> None:
@@ -81,8 +88,8 @@ def _explosion(ax: Any) -> None:
     ax.plot(traj.ts, trace(traj.stacked.coords[1] @ traj.stacked.coords[1].mT), color=BLUE, label="flow")
     ax.plot(t[::6], trace(exact), "o", color=BLUE, markersize=4, label="closed form")
     ax.axvline(3.0, color=INK, linestyle=":", linewidth=1)
-    title = "L2 attention whose K is not injective\nexplodes at t = 3"
-    of.plot.panel(ax, title, "t", "tr S", legend="upper left", yscale="log", ylim=(1.0, 1e6))
+    title = "L2 attention whose $K$ is not injective\nexplodes at $t = 3$"
+    of.plot.panel(ax, title, "$t$", "tr $S$", legend="upper left", yscale="log", ylim=(1.0, 1e6))
 
 
 def ranks(count: int) -> Any:
@@ -98,10 +105,10 @@ def ranks(count: int) -> Any:
     for y, word in ((-0.08, "the two that stay"), (-0.92, "the two that vanish")):
         right.text(count / 2, y, word, color=INK, ha="center", va="center", fontsize=8)
     x = "flow, by its second eigenvalue"
-    title = "V = I, d = 4: two eigenvalues stay, two vanish;\nthe threshold cuts through those that stay"
+    title = "$V = I$, $d = 4$: two eigenvalues stay, two vanish;\nthe threshold cuts through those that stay"
     of.plot.panel(left, title, x, "eigenvalues at the end of the run")
-    title = "how fast they fall: not at all, or like 1/t;\nnothing in between"
-    of.plot.panel(right, title, x, "d log(eigenvalue) / d log t", ylim=(-1.15, 0.15))
+    title = "how fast they fall: not at all, or like $1/t$;\nnothing in between"
+    of.plot.panel(right, title, x, r"$d\log\lambda\,/\,d\log t$", ylim=(-1.15, 0.15))
     return fig
 
 
@@ -119,9 +126,9 @@ def steps() -> Any:
             ax.plot(t, values, "o-", color=colour, markersize=3, linewidth=0.9, label=name)
         ax.plot(exact.ts, trace(weight @ S), color=BLUE, linewidth=1.8, label="accurate flow")
     left.axhline(1e3, color=INK, linestyle=":", linewidth=1)
-    title = f"V > 0, d = 3, run {member}, h = {panel.h:g}: Euler steps pass 1000"
-    of.plot.panel(left, title, "t", "tr S", legend="best", yscale="log")
-    of.plot.panel(right, "the Lyapunov function, which cannot grow", "t", r"tr V$^{-1}$S", yscale="log")
+    title = f"$V > 0$, $d = 3$, run {member}, $h = {panel.h:g}$: Euler steps pass 1000"
+    of.plot.panel(left, title, "$t$", "tr $S$", legend="best", yscale="log")
+    of.plot.panel(right, "the Lyapunov function, which cannot grow", "$t$", "tr $V^{-1}S$", yscale="log")
     return fig
 
 

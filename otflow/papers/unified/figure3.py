@@ -206,6 +206,6 @@ def _bars(ax: Any, found: RankRun) -> None:
     of.plot.ranks(found.series, d=d, ax=ax, width=0.86)
     ax.get_legend().remove()  # there is one for the whole figure
     # Labels on the outer panels only; those that the bars came with go.
-    ax.set(xlabel="rank of the limit (shaded: ceil(d/2))" * (row == 2), ylabel="flows" * (d == 3))
+    ax.set(xlabel=r"rank of the limit (shaded: $\lceil d/2\rceil$)" * (row == 2), ylabel="flows" * (d == 3))
     of.plot.panel(ax, title, ylim=(0, 1.12 * len(found.settled)))
     ax.axvspan(half - 0.5, half + 0.5, color=of.plot.FAINT, alpha=0.35, lw=0, zorder=-1)

@@ -12,6 +12,8 @@ import numpy as np
 
 import otflow as of
 
+plt.rcParams.update(of.plot.STYLE)
+
 rng = np.random.default_rng(3)
 Q, K, V = (A / np.linalg.norm(A, 2) for A in rng.normal(size=(3, 2, 2)))
 
@@ -33,7 +35,7 @@ worst = found.adversary.nu0
 run = of.coupled(tokens, worst, field, of.RK4(), t1=1.0, dt=0.02)
 fig, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
 of.plot.ladder(found, ax=left)
-for ax, k, title in ((middle, 0, "perturbation at t = 0"), (right, -1, "and at t = 1")):
+for ax, k, title in ((middle, 0, "perturbation at $t = 0$"), (right, -1, "and at $t = 1$")):
     x, y = run.mu.measures[k].x, run.nu.measures[k].x
     e = (y - x) / run.start / 5
     of.plot.particles(of.Particles(x), ax=ax)
@@ -47,8 +49,8 @@ for ax, k, title in ((middle, 0, "perturbation at t = 0"), (right, -1, "and at t
         width=0.005,
     )
     ax.set_aspect("equal", adjustable="box")
-    ax.set(xlim=(-1.0, 1.0), ylim=(-1.0, 1.0))
-    ax.set_title(f"{title}: {float(run.ratios[k]):.2f} long", fontsize=9)
+    ax.set(xlim=(-1.0, 1.0), ylim=(-1.0, 1.0), xticks=[-1, 0, 1], yticks=[-1, 0, 1])
+    ax.set_title(f"{title}: {float(run.ratios[k]):.2f} long")
 
 # %%
 # Masked attention needs labels, and its distances never move them. The same call:

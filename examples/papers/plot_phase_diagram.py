@@ -18,6 +18,8 @@ import numpy as np
 
 import otflow as of
 
+plt.rcParams.update(of.plot.STYLE)
+
 sphere = of.papers.perspective
 
 # %%
@@ -53,15 +55,14 @@ print(f"half of the pairs have met at the closed-form time, up to {error:.1%}, f
 # earlier, since angles are not quite equal and attention sees the differences. In the plane there is a
 # third region: for large :math:`\beta` tokens have gathered in a few clusters, and wait.
 
-with plt.rc_context(of.plot.STYLE):
-    fig, axes = plt.subplots(1, 2, figsize=(8.4, 3.4), sharey=True, layout="constrained")
+fig, axes = plt.subplots(1, 2, figsize=(8.4, 3.6), sharey=True, layout="constrained")
 for ax, (d, diagram) in zip(axes, diagrams.items(), strict=True):
     colours = ax.pcolormesh(times, beta, diagram.probability.T, cmap=of.plot.SEQUENCE, vmin=0, vmax=1)
-    ax.plot(boundary, fine, color=of.plot.COLOURS[1], linewidth=2, label="closed form, d = ∞")
+    ax.plot(boundary, fine, color=of.plot.COLOURS[1], linewidth=2, label=r"closed form, $d = \infty$")
     ax.axhline(np.log(16), color="white", linewidth=0.8, linestyle=":")
-    ax.text(19.5, np.log(16) - 0.08, "β = log n", color="white", ha="right", va="top", fontsize=8)
-    ax.set(xlabel="time t", xlim=(0, 20), ylim=(0.1, 6), title=f"n = 16 tokens in dimension {d}")
-axes[0].set_ylabel("inverse temperature β")
-axes[0].legend(loc="lower right", labelcolor="black", frameon=False)
+    ax.text(19.5, np.log(16) - 0.08, r"$\beta = \log n$", color="white", ha="right", va="top", fontsize=8)
+    ax.set(xlabel="time $t$", xlim=(0, 20), ylim=(0.1, 6), title=f"$n = 16$ tokens in dimension {d}")
+axes[0].set_ylabel(r"inverse temperature $\beta$")
+fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center")
 fig.colorbar(colours, ax=axes, label="probability that two tokens have met")
 plt.show()

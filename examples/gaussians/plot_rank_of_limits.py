@@ -17,6 +17,8 @@ import torch
 
 import otflow as of
 
+plt.rcParams.update(of.plot.STYLE)
+
 # %%
 # A hundred laws in dimension four, each with attention of its own: weights may have a batch, too.
 
@@ -51,8 +53,8 @@ threshold = 0.1
 early = torch.linalg.eigvalsh(of.closed_forms.softmax_path(start.cov, A, 1.0))
 counts = {
     "by slopes": end.rank,
-    "limits > 0.1": (end.spectrum > threshold).sum(-1),
-    "> 0.1 at t = 1": (early > threshold).sum(-1),
+    "limits $> 0.1$": (end.spectrum > threshold).sum(-1),
+    "$> 0.1$ at $t = 1$": (early > threshold).sum(-1),
 }
 
 # %%
@@ -61,17 +63,18 @@ counts = {
 # right, all hundred laws where `limit` stopped: no threshold says where the survivors end. Bottom left, the
 # slopes there, which leave no doubt. Bottom right, what each rule counts: rank two, always, is right.
 
-with plt.rc_context(of.plot.STYLE):
-    fig, axes = plt.subplots(2, 2, figsize=(9, 7.2), layout="constrained")
+fig, axes = plt.subplots(2, 2, figsize=(9, 7.2), layout="constrained")
 flow, last, slopes, bars = axes.flat
 of.plot.spectra(traj.observed["spectrum"][1:], t=times, ax=flow)
 of.plot.spectra(end.spectrum, ax=last)
 for ax in (flow, last):
-    ax.axhline(threshold, color=of.plot.INK, linestyle="--", linewidth=0.8)
+    ax.axhline(threshold, color=of.plot.INK, linestyle="--", linewidth=0.8, label="threshold 0.1")
+flow.legend(loc="upper right")
 flow.set(xscale="log", title="one law")
 last.set(title="all laws, where limit stopped")
 for i in range(d):
     slopes.scatter(np.arange(members), end.slopes[:, i], s=9, color=of.plot.COLOURS[i], linewidths=0)
-slopes.set(xlabel="member", ylabel="d log λ / d log t", title="their slopes there")
-of.plot.ranks(counts, d=d, ax=bars)
+slopes.set(xlabel="member", ylabel=r"$d \log \lambda \,/\, d \log t$", title="their slopes there")
+slopes.set(ylim=(-1.15, 0.15), yticks=[-1, -0.5, 0])
+of.plot.ranks(counts, d=d, ax=bars).set_ylabel("number of laws")
 plt.show()

@@ -19,6 +19,8 @@ import numpy as np
 
 import otflow as of
 
+plt.rcParams.update(of.plot.STYLE)
+
 # %%
 # Two descriptions of one velocity.
 
@@ -51,18 +53,17 @@ plain = of.energy_balance(exact, of.SteepestDescent(descent.energy, of.Wasserste
 print(f"missing: {balance.relative.item():.1e} twisted, {plain.relative.item():.1e} in W2")
 
 blue, orange, green, *_ = of.plot.COLOURS
-with plt.rc_context(of.plot.STYLE):
-    fig, axes = plt.subplots(1, 3, figsize=(10.5, 3.4), layout="constrained")
-    of.plot.trails(exact, ax=axes[0], size=10)
-    axes[0].set_title("tokens contract")
-    for run, h, shade in zip(runs[:3], steps, (0.25, 0.5, 0.75), strict=False):
-        label = f"JKO, dt = {h:g}"
-        axes[1].plot(run.ts, run.observed["F"], "o-", ms=3, color=orange, alpha=shade, label=label)
-    axes[1].plot(exact.ts, exact.observed["F"], color=blue, label="explicit")
-    axes[1].set(xlabel="time", title="energy", yscale="log")
-    axes[1].legend()
-    axes[2].loglog(steps, errors, "o-", color=orange, label="JKO, order 1")
-    axes[2].loglog(steps, errors_of_second, "o-", color=green, label="extrapolated, order 2")
-    axes[2].set(xlabel="dt", title="$W_2$ to the explicit end")
-    axes[2].legend()
+fig, axes = plt.subplots(1, 3, figsize=(10.5, 3.4), layout="constrained")
+of.plot.trails(exact, ax=axes[0], size=10)
+axes[0].set_title("tokens contract")
+axes[0].legend()
+for run, h, shade in zip(runs[:3], steps, (0.25, 0.5, 0.75), strict=False):
+    label = rf"JKO, $\Delta t = {h:g}$"
+    axes[1].plot(run.ts, run.observed["F"], "o-", ms=3, color=orange, alpha=shade, label=label)
+axes[1].plot(exact.ts, exact.observed["F"], color=blue, label="explicit")
+axes[1].set(xlabel="$t$", ylabel=r"$F(\mu_t)$", title="energy")
+axes[1].legend()
+axes[2].loglog(steps, errors, "o-", ms=4, color=orange, label="JKO, order 1")
+axes[2].loglog(steps, errors_of_second, "o-", ms=4, color=green, label="extrapolated, order 2")
+of.plot.panel(axes[2], "distance to the explicit end", r"$\Delta t$", "$W_2$", legend=True, xticks=steps)
 plt.show()

@@ -19,6 +19,8 @@ import numpy as np
 
 import otflow as of
 
+plt.rcParams.update(of.plot.STYLE)
+
 # %%
 # A grid of covariances of trace one. They are one batch, and flow together.
 
@@ -61,9 +63,8 @@ print(f"{exploded.sum()} of {exploded.size} blow up, the first at t = {np.nanmin
 # covariances leave the picture, because they blow up or because their limits are large. One law of the lower
 # row still lingers near a saddle at :math:`t = 20`, to explode at :math:`t = 73`; one more is on its way.
 
-with plt.rc_context(of.plot.STYLE):
-    fig = plt.figure(figsize=(9, 8.6), layout="constrained")
-    axes = [fig.add_subplot(2, 2, k + 1, projection="3d" if k % 2 else None) for k in range(4)]
+fig = plt.figure(figsize=(9, 8.6), layout="constrained")
+axes = [fig.add_subplot(2, 2, k + 1, projection="3d" if k % 2 else None) for k in range(4)]
 
 for traj, (flat, solid), top, words in (
     (fall, axes[:2], 1.0, "$A = -qq^T$, $V = I$"),

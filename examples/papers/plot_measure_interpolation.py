@@ -20,6 +20,8 @@ import numpy as np
 import otflow as of
 from otflow.papers import interpolation
 
+plt.rcParams.update(of.plot.STYLE)
+
 # %%
 # Three clouds of 300 points, in balls of radius 0.6 whose centres are about 0.5 apart, and three targets.
 
@@ -63,8 +65,7 @@ for k, (mu, y) in enumerate(zip(sample(2000, 1), targets, strict=True)):
 # cloud. In black, where it goes with each of them.
 
 shared = np.array([[0.0, 0.0, 1.0]])
-with plt.rc_context(of.plot.STYLE):
-    fig = plt.figure(figsize=(11, 3.9), layout="constrained")
+fig = plt.figure(figsize=(10.5, 4.1), layout="constrained")
 frames = [path.trajectory(mu) for mu in clouds]
 first = next(k for k, piece in enumerate(path.pieces) if piece.gain)
 for column, (k, words) in enumerate(
@@ -76,13 +77,15 @@ for column, (k, words) in enumerate(
 ):
     ax = fig.add_subplot(1, 3, column + 1, projection="3d")
     ax.view_init(elev=25, azim=-50)
-    for f, y, colour in zip(frames, targets, of.plot.COLOURS, strict=False):
+    for number, (f, y, colour) in enumerate(zip(frames, targets, of.plot.COLOURS, strict=False), start=1):
         of.plot.particles(f.measures[k], ax=ax, color=colour, size=9)
-        ax.scatter(*(1.02 * y), marker="x", s=45, color=colour)
-    ax.set_title(words, fontsize=10)
+        ax.plot(*(1.02 * y), "x", ms=7, color=colour, label=f"target of cloud {number}")
+    ax.set_title(words, pad=0)
 for mu in clouds:
     w = np.append(np.full(mu.n, 1 / mu.n), 0.0)
     grain = of.Particles(np.vstack([mu.x.numpy(), shared]), w=w, space=of.Sphere())
     way = np.stack([m.x[-1].numpy() for m in path.trajectory(grain, 20).measures])
-    ax.plot(*(1.01 * way.T), color=of.plot.INK, linewidth=0.8)
+    (line,) = ax.plot(*(1.01 * way.T), color=of.plot.INK, linewidth=0.8)
+line.set_label("the shared point, with each cloud")
+fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=4)
 plt.show()

@@ -19,6 +19,8 @@ import numpy as np
 import otflow as of
 from otflow.papers import relu_flows as rf
 
+plt.rcParams.update(of.plot.STYLE)
+
 # %%
 # Sixteen by sixteen cells in a random order. Staircases of shears give each cell an interval of :math:`x_1`
 # for itself, then a slot of :math:`x_2`, and from there they set it down where it belongs.
@@ -30,7 +32,7 @@ print(f"{flow}: 6 K^2 + 4 K - 7 = {6 * K**2 + 4 * K - 7}, {flow.switches} switch
 
 # %%
 # Off strips of width :math:`10^{-5}` between cells every point goes where the permutation says, to
-# rounding, and nowhere is area lost: log det is 0, exactly.
+# rounding, and nowhere is area lost: :math:`\log\det` is 0, exactly.
 
 x = np.random.default_rng(1).random((200_000, 2))
 y, log_det = flow.with_log_det(x)
@@ -42,8 +44,8 @@ print(f"forward, then inverse: {np.abs(flow.inverse(y).numpy() - x).max(1)[error
 
 # %%
 # A diffeomorphism is not a permutation, but nearly: line up the cells, give each the area of its image by
-# one monotone map of :math:`x_1`, and permute slivers into the place of the image. The error decays like 1
-# / K.
+# one monotone map of :math:`x_1`, and permute slivers into the place of the image. The error decays like
+# :math:`1/K`.
 
 
 def twist(x):
@@ -69,17 +71,16 @@ def picture(x):
 axis = (np.arange(n) + 0.5) / n
 grid = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
 z = np.random.default_rng(2).random((60_000, 2))
-with plt.rc_context(of.plot.STYLE):
-    fig, axes = plt.subplots(2, 3, figsize=(9.6, 6.6), layout="constrained")
+fig, axes = plt.subplots(2, 3, figsize=(9.6, 6.6), layout="constrained")
 places = (grid, flow.inverse(grid).numpy(), flow.inverse(flow(grid)).numpy())
 titles = ("a picture", f"permuted by {len(flow)} neurons", "and by the reversed flow")
 for ax, where, title in zip(axes[0], places, titles, strict=True):
     ax.imshow(picture(where).reshape(n, n), origin="lower", extent=(0, 1, 0, 1), cmap=of.plot.SEQUENCE)
     ax.set_title(title)
 ends = {"carried by a swirl": twist(z)}
-ends |= {f"{k} x {k} cells, {len(p.flow)} neurons": p.flow(z).numpy() for k, p in followed.items()}
+ends |= {rf"${k} \times {k}$ cells, {len(p.flow)} neurons": p.flow(z).numpy() for k, p in followed.items()}
 for ax, (title, end) in zip(axes[1], ends.items(), strict=True):
-    ax.scatter(*end.T, c=picture(z), s=2, cmap=of.plot.SEQUENCE, linewidth=0)
+    ax.scatter(*end.T, c=picture(z), s=4, cmap=of.plot.SEQUENCE, linewidth=0)
     ax.set_title(title)
     ax.set(xlim=(-0.12, 1.12), ylim=(-0.12, 1.12), aspect="equal")
 for ax in axes.flat:

@@ -15,6 +15,8 @@ import torch
 
 import otflow as of
 
+plt.rcParams.update(of.plot.STYLE)
+
 n = 64
 x = (np.arange(n) + 0.5) / n - 0.5
 X, Y = np.meshgrid(x, x, indexing="ij")
@@ -54,10 +56,17 @@ for name, run in {"medium": spread, "crowd": walk}.items():
         f"{name}: energy gap {gap:.1e}, mass error {mass:.0e}, blur {blur:.1e}, cell squared {1 / n**2:.1e}"
     )
 
-with plt.rc_context(of.plot.STYLE):
-    fig, axes = plt.subplots(2, 4, figsize=(10.0, 5.2), layout="constrained")
-    for row, run, top in zip(axes, (spread, walk), (None, limit), strict=True):
-        for ax, k in zip(row, np.linspace(0, len(run) - 1, 4).round().astype(int), strict=True):
-            of.plot.density(run.measures[k], ax=ax, top=top)
-            ax.set_title(f"t = {run.ts[k].item():.2g}")
+# %%
+# Above, the porous medium; each picture has its own scale, since the peak falls. Below, the crowd, on one
+# scale up to the limit.
+
+fig, axes = plt.subplots(2, 4, figsize=(10.0, 5.0), layout="constrained", sharex=True, sharey=True)
+for row, run, top in zip(axes, (spread, walk), (None, limit), strict=True):
+    for ax, k in zip(row, np.linspace(0, len(run) - 1, 4).round().astype(int), strict=True):
+        mu = run.measures[k]
+        of.plot.density(mu, ax=ax, top=top)
+        ax.set_title(f"$t = {run.ts[k].item():.2g}$, largest density {mu.density.max().item():.3g}")
+        ax.label_outer()
+fig.colorbar(axes[0, 3].images[0], ax=axes[0], label="share of the peak").set_ticks([])
+fig.colorbar(axes[1, 3].images[0], ax=axes[1], label="density")
 plt.show()

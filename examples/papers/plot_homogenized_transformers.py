@@ -23,6 +23,8 @@ import numpy as np
 import otflow as of
 from otflow.papers import homogenized as hom
 
+plt.rcParams.update(of.plot.STYLE)
+
 # %%
 # Eight orthonormal tokens in dimension 64 pass through 144 layers, at two temperatures. The overlap of tokens
 # at equal angles solves an ODE, in which :math:`d` appears; its limit for large :math:`d` is too fast.
@@ -61,30 +63,33 @@ for size in (8, 2000):
 # Left: chains and their ODEs. Middle: the ratio as the number of tokens grows. Right: the time to collapse
 # over temperature and length of context.
 
-with plt.rc_context(of.plot.STYLE):
-    fig, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.7), layout="constrained")
+fig, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.7), layout="constrained")
 for (beta, (run, exact, large)), colour in zip(runs.items(), of.plot.COLOURS, strict=False):
     overlaps = run.pair_overlap.numpy()
     left.plot(run.clock, overlaps[:, :25], color=colour, linewidth=0.4, alpha=0.35)
-    left.plot(run.clock, overlaps.mean(1), "o", color=colour, markersize=4, label=f"chain, β = {beta:g}")
-    left.plot(run.clock, exact, color=colour, label="ODE, d = 64")
-    left.plot(run.clock, large, ":", color=colour, label="ODE, d = ∞")
-left.set(xlabel="clock η² L / H", ylabel="overlap", title="Orthonormal tokens collapse")
-left.legend(fontsize=7.5, loc="lower right")
+    left.plot(
+        run.clock, overlaps.mean(1), "o", color=colour, markersize=4, label=rf"chain, $\beta = {beta:g}$"
+    )
+    left.plot(run.clock, exact, color=colour, label="ODE, $d = 64$")
+    left.plot(run.clock, large, ":", color=colour, label=r"ODE, $d = \infty$")
+left.set(xlabel=r"clock $\eta^2 L / H$", ylabel="overlap", title="Orthonormal tokens collapse")
+left.set_ylim(-0.35, 1.02)
+left.set_yticks(np.linspace(0, 1, 6))
+left.legend(loc="lower right", ncols=2)
 
 ratio = np.linspace(0.02, 4, 80)
 for k, size in enumerate((20, 2000, 10**7)):
     f = hom.participation(ratio * hom.critical_scale(size).item(), size)
-    middle.plot(ratio, f, color=of.plot.SEQUENCE(k / 2), label=f"n = {size:,}")
-middle.plot(ratio, np.maximum(1 - 1 / ratio, 0), "--", color=of.plot.INK, label="n = ∞")
-middle.set(xlabel="b / b_c", ylabel="participation ratio", title="Heads freeze at b_c = sqrt(2 log n)")
-middle.legend(fontsize=7.5, loc="lower right")
+    middle.plot(ratio, f, color=of.plot.SEQUENCE(k / 2), label=f"$n = {size:,}$".replace(",", r"\,"))
+middle.plot(ratio, np.maximum(1 - 1 / ratio, 0), "--", color=of.plot.INK, label=r"$n = \infty$")
+middle.set(xlabel="$b / b_c$", ylabel="participation ratio", title=r"Heads freeze at $b_c = \sqrt{2 \log n}$")
+middle.legend(loc="lower right")
 
 betas, lengths = np.geomspace(2, 200, 40), np.unique(np.geomspace(4, 1e5, 40).astype(int))
 diagram = hom.collapse_diagram(betas, lengths, d)
 mesh = right.pcolormesh(lengths, 1 / betas, diagram.time.log10(), cmap=of.plot.SEQUENCE, shading="nearest")
 right.plot(lengths, 1 / (hom.critical_scale(lengths) * math.sqrt(d)), color="white", linewidth=1.6)
-right.set(xscale="log", yscale="log", xlabel="length of context n", ylabel="temperature 1/β")
-right.set(title="Time to collapse; line: b = b_c", ylim=(1 / betas[-1], 1 / betas[0]))
-fig.colorbar(mesh, ax=right, label="log10 of the time")
+right.set(xscale="log", yscale="log", xlabel="length of context $n$", ylabel=r"temperature $1/\beta$")
+right.set(title="Time to collapse; line: $b = b_c$", ylim=(1 / betas[-1], 1 / betas[0]))
+fig.colorbar(mesh, ax=right, label=r"$\log_{10}$ of the time")
 plt.show()

@@ -21,6 +21,8 @@ import torch
 
 import otflow as of
 
+plt.rcParams.update(of.plot.STYLE)
+
 # %%
 # A hundred and fifty tokens, uniform on the sphere in three dimensions.
 
@@ -58,10 +60,9 @@ merge = of.flow(form.final, attention, of.Dopri5(), t0=9.0, t1=500.0, save_at=[9
 # plateau is a metastable state, and lasts exponentially long in :math:`\beta` (Geshkovski, Koubbi,
 # Polyanskiy and Rigollet, *Dynamic metastability in the self-attention model*, 2024).
 
-with plt.rc_context(of.plot.STYLE):
-    fig = plt.figure(figsize=(9, 5.8), layout="constrained")
-    globes = [fig.add_subplot(2, 3, k, projection="3d") for k in (1, 2, 3)]
-    curves = [fig.add_subplot(2, 3, k) for k in (4, 5, 6)]
+fig = plt.figure(figsize=(9, 5.8), layout="constrained")
+globes = [fig.add_subplot(2, 3, k, projection="3d") for k in (1, 2, 3)]
+curves = [fig.add_subplot(2, 3, k) for k in (4, 5, 6)]
 
 blue, orange, *_ = of.plot.COLOURS
 of.plot.particles(tokens, ax=globes[0], color=blue, size=12)
@@ -69,13 +70,13 @@ of.plot.trails(form, ax=globes[1], color=blue, size=12)
 of.plot.trails(merge, ax=globes[2], color=orange, size=12)
 of.plot.particles(form.final, ax=globes[2], color=blue, size=20)
 of.plot.particles(merge.final, ax=globes[2], color="black", size=30)
-for ax, title in zip(globes, ("t = 0", "until t = 9", "from t = 9 to t = 500"), strict=True):
+for ax, title in zip(globes, ("$t = 0$", "until $t = 9$", "from $t = 9$ to $t = 500$"), strict=True):
     ax.set_title(title)
 for ax, name in zip(curves, observe, strict=True):
     of.plot.energy(form, name, ax=ax)
     of.plot.energy(merge, name, ax=ax)
     ax.set(xscale="log", xlim=(0.1, 500))
-curves[1].set_yticks(np.pi * np.arange(3) / 2, ["0", "π/2", "π"])
+curves[1].set_yticks(np.pi * np.arange(3) / 2, ["0", r"$\pi/2$", r"$\pi$"])
 curves[2].set_yscale("log")
 curves[2].set_yticks([1, 2, 3, 10, 100], ["1", "2", "3", "10", "100"])
 plt.show()

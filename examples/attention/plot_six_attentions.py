@@ -17,6 +17,8 @@ import torch
 
 import otflow as of
 
+plt.rcParams.update(of.plot.STYLE)
+
 # %%
 # The cloud has four groups, with their centre of mass at the origin.
 
@@ -62,21 +64,20 @@ flows = {name: of.flow(cloud, field + decay, of.Dopri5(), t1=8.0) for name, fiel
 # above turn what they average by 90 degrees, and the tokens spiral into the origin.
 
 boom = of.flow(cloud, of.UnnormalisedAttention(Q, Q, eye) + decay, of.Dopri5(), t1=8.0)
-print(f"unnormalised attention with Q = K = sqrt(2) I, V = I: {boom.status} at t = {boom.blow_up_time:.1e}")
+print(f"unnormalised attention with Q = K = √2 I, V = I: {boom.status} at t = {boom.blow_up_time:.1e}")
 
 # %%
-# The way of every token until :math:`t = 8`, in the colour of its group; where they end, in black; and
-# the number of clusters that are left (tokens within a distance of 0.1 are in one cluster). Softmax has
-# drawn two of the groups together, L2 and Sinkhorn attention keep the four apart, and the two heads sort
-# the tokens by the signs of their coordinates.
+# The way of every token until :math:`t = 8`, in the colour of its group; where they end, in black; and the
+# number of clusters that are left (tokens within a distance of 0.1 are in one cluster). Softmax has drawn two
+# of the groups together, L2 and Sinkhorn attention keep the four apart, and the two heads sort the tokens by
+# the signs of their coordinates.
 
-with plt.rc_context(of.plot.STYLE):
-    fig, axes = plt.subplots(2, 3, figsize=(9, 5.6), layout="constrained", sharex=True, sharey=True)
+fig, axes = plt.subplots(2, 3, figsize=(9, 5.6), layout="constrained", sharex=True, sharey=True)
 for ax, (name, traj) in zip(axes.flat, flows.items(), strict=True):
     count = int(of.observables.cluster_count(traj.final, radius=0.1))
     of.plot.trails(traj, ax=ax, color=[of.plot.COLOURS[g] for g in group])
-    of.plot.particles(traj.final, ax=ax, color="black")
+    of.plot.particles(traj.final, ax=ax, color=of.plot.INK)
     ax.set_title(f"{name}: {count} cluster{'s' * (count > 1)}")
-    ax.set(xticks=[], yticks=[])
-    ax.spines[:].set_visible(False)
+    ax.label_outer()
+fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=2)
 plt.show()

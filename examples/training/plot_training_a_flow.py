@@ -19,6 +19,8 @@ from torch import nn
 
 import otflow as of
 
+plt.rcParams.update(of.plot.STYLE)
+
 # %%
 # Weights are parameters of torch. Those of the perceptron change half-way: two layers.
 
@@ -81,18 +83,18 @@ with torch.no_grad():
     path = of.flow(start, field, of.RK4(), t1=1.0, dt=0.025)
 ways = torch.stack([mu.x for mu in path.measures]).numpy()
 
-with plt.rc_context(of.plot.STYLE):
-    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
+fig, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
 blue, red, *_ = of.plot.COLOURS
 left.plot(*moons(600).T, "o", color=of.plot.FAINT, markersize=3, label="target")
-left.plot(*ways[0].T, "o", color=blue, markersize=2, alpha=0.4, label="t = 0")
-left.plot(*ways[-1].T, "o", color=red, markersize=2, label="t = 1")
+left.plot(*ways[0].T, "o", color=blue, markersize=2, alpha=0.4, label="$t = 0$")
+left.plot(*ways[-1].T, "o", color=red, markersize=2, label="$t = 1$")
 for i in range(12):
     left.plot(*ways[:, i].T, color=of.plot.INK, linewidth=0.8, alpha=0.6)
-left.set(title="tokens before and after", aspect="equal")
-left.legend(loc="lower left")
+left.set(title="tokens before and after", aspect="equal", xlabel="$x_1$", ylabel="$x_2$")
+left.legend(loc="upper left", bbox_to_anchor=(0.0, -0.12), ncols=3, markerscale=1.6)
 right.semilogy(losses, color=blue)
 right.axhline(floor, color=of.plot.INK, linestyle=":", linewidth=1.2, label="two samples of the target")
-right.set(xlabel="steps of Adam", title="squared distance to the target")
-right.legend()
+of.plot.panel(
+    right, "squared distance to the target", "steps of Adam", "$W_2^2$", legend=True, yticks=[0.2, 0.5, 1, 2]
+)
 plt.show()

@@ -15,6 +15,8 @@ from scipy.stats import cauchy, norm
 import otflow as of
 from otflow.papers import relu_flows as rf
 
+plt.rcParams.update(of.plot.STYLE)
+
 # %%
 # On the line: a translation, one slope, and a kink at each quantile make the monotone map, piecewise
 # linearly. KL decays like :math:`K^{-2}`, total variation like :math:`K^{-1}`.
@@ -56,15 +58,17 @@ axis = np.linspace(-2.8, 2.8, 300), np.linspace(-2.4, 4.4, 340)
 grid = np.stack(np.meshgrid(*axis), -1)
 flat = grid.reshape(-1, 2)
 exact = law(0, flat).logpdf(flat[:, 0]) + law(1, flat).logpdf(flat[:, 1])
-with plt.rc_context(of.plot.STYLE):
-    fig, axes = plt.subplots(1, 4, figsize=(12, 3.5), layout="constrained", sharey=True)
+fig, axes = plt.subplots(1, 4, figsize=(12, 3.5), layout="constrained", sharey=True)
 shown = {"target": exact}
 for name, run in runs.items():
     image = run.flow.log_density(flat, lambda x: norm.logpdf(x.numpy()).sum(-1))
-    shown[f"{name}\n{run.pieces} pieces, KL = {run.kl:.2g}"] = image.numpy()
+    shown[f"{name}\n{run.pieces} pieces, $KL = {run.kl:.2g}$"] = image.numpy()
 for ax, (title, values) in zip(axes, shown.items(), strict=True):
     density = np.exp(values).reshape(grid.shape[:2])
-    ax.pcolormesh(*axis, density, cmap=of.plot.SEQUENCE, vmax=np.exp(exact).max(), rasterized=True)
+    image = ax.pcolormesh(
+        *axis, density, cmap=of.plot.SEQUENCE, vmin=0, vmax=np.exp(exact).max(), rasterized=True
+    )
     ax.set(title=title, xlabel="$x_1$")
 axes[0].set_ylabel("$x_2$")
+fig.colorbar(image, ax=axes, label="density")
 plt.show()

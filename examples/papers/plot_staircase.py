@@ -22,6 +22,8 @@ import numpy as np
 
 import otflow as of
 
+plt.rcParams.update(of.plot.STYLE)
+
 metastability = of.papers.metastability
 
 # %%
@@ -48,8 +50,7 @@ print("relative errors of log t / beta:", " ".join(f"{e:.1e}" for e in errors))
 # Left: the energy, and the predicted steps as dots. Right: the angles, and the predicted merges as circles.
 # Without normalisation, clusters meet in their centre of mass.
 
-with plt.rc_context(of.plot.STYLE):
-    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
 
 s = np.concatenate([[0.0], run.s, [1.05 * run.s[-1]]])
 
@@ -62,11 +63,16 @@ def drawn(values):
 left.plot(s, drawn(run.energy.numpy()), color=of.plot.COLOURS[0], label="simulated")
 at = np.linspace(0, s[-1], 120)
 left.plot(at, predicted.energy(at), ".", color=of.plot.INK, markersize=3.5, label="predicted")
-left.set(xlabel="log t / β", ylabel="energy", title=f"A staircase, β = {beta:g}", ylim=(0, 1.05))
+left.set(
+    xlabel=r"$\log t \,/\, \beta$", ylabel="energy", title=rf"A staircase, $\beta = {beta:g}$", ylim=(0, 1.05)
+)
 left.legend(loc="upper left")
 
 for token, color in zip(run.theta.T.numpy(), of.plot.COLOURS, strict=False):
     right.plot(s, drawn(token), color=color)
-right.plot(predicted.log_times, predicted.merge_points, "o", color=of.plot.INK, fillstyle="none")
-right.set(xlabel="log t / β", ylabel="angle", title="From saddle to saddle")
+right.plot(
+    predicted.log_times, predicted.merge_points, "o", color=of.plot.INK, fillstyle="none", label="predicted"
+)
+right.set(xlabel=r"$\log t \,/\, \beta$", ylabel=r"angle $\theta$", title="From saddle to saddle")
+right.legend(loc="lower right")
 plt.show()

@@ -22,6 +22,8 @@ import torch
 
 import otflow as of
 
+plt.rcParams.update(of.plot.STYLE)
+
 # %%
 # Forty-five tokens under mean-shift attention: :math:`v(x)` is the average of the tokens with weights
 # :math:`e^{-|Qx - Qy|^2}`, minus :math:`x`. They gather in three clusters, too far apart to see each other.
@@ -51,14 +53,14 @@ plain = [ot.emd2([], [], ot.dist(a.x.numpy(), b.x.numpy())) ** 0.5 for a, b in p
 moved = torch.stack([(b.x - a.x).square().sum(-1).mean().sqrt() for a, b in pairs])
 
 blue, orange, green, *_ = of.plot.COLOURS
-with plt.rc_context(of.plot.STYLE):
-    fig, (cloud, curve) = plt.subplots(1, 2, figsize=(9.0, 3.8), layout="constrained", width_ratios=[1, 1.5])
-    of.plot.trails(traj, ax=cloud, size=14)
-    cloud.set_title("tokens gather")
-    t = (traj.ts[:-1] + traj.ts[1:]) / 2
-    curve.semilogy(t, torch.tensor(plain) / steps, color=orange, label="POT as it comes, labelled optimal")
-    curve.semilogy(t, moved / steps, color="black", lw=3, alpha=0.25, label="tokens, root mean square")
-    curve.semilogy(t, speed, color=blue, label="otflow, certified")
-    curve.set(xlabel="time", ylabel="speed", title="the metric derivative, down to rounding")
-    curve.legend()
+fig, (cloud, curve) = plt.subplots(1, 2, figsize=(9.0, 3.8), layout="constrained", width_ratios=[1, 1.5])
+of.plot.trails(traj, ax=cloud, size=14)
+cloud.set_title("tokens gather")
+cloud.legend(loc="upper left")
+t = (traj.ts[:-1] + traj.ts[1:]) / 2
+curve.semilogy(t, torch.tensor(plain) / steps, color=orange, label="POT as it comes, labelled optimal")
+curve.semilogy(t, moved / steps, color="black", lw=3, alpha=0.25, label="tokens, root mean square")
+curve.semilogy(t, speed, color=blue, label="otflow, certified")
+curve.set(xlabel="$t$", ylabel=r"speed $|\dot\mu|$", title="the metric derivative, down to rounding")
+curve.legend()
 plt.show()

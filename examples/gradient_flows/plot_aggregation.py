@@ -20,6 +20,8 @@ import torch
 
 import otflow as of
 
+plt.rcParams.update(of.plot.STYLE)
+
 
 def ring(x, y):
     r2 = (x - y).square().sum(-1)
@@ -52,16 +54,17 @@ for name, run in runs.items():
 
 blue, orange, green, *_ = of.plot.COLOURS
 angle = np.linspace(0, 2 * np.pi, 200)
-with plt.rc_context(of.plot.STYLE):
-    fig, axes = plt.subplots(1, 3, figsize=(10.5, 3.6), layout="constrained")
-    for ax, (name, run), radius in zip(axes, runs.items(), (3**-0.5, 1.0), strict=False):
-        centre = run.final.x.mean(0).numpy()
-        ax.plot(centre[0] + radius * np.cos(angle), centre[1] + radius * np.sin(angle), color=orange, lw=1)
-        of.plot.trails(run, ax=ax, size=12)
-        ax.set_title(name)
-    for (name, run), colour in zip(runs.items(), (blue, green), strict=True):
-        F = run.observed["F"]
-        axes[2].semilogy(run.ts[:-1], F[:-1] - F[-1], color=colour, label=name)
-    axes[2].set(xlabel="time", title="energy above its last value")
-    axes[2].legend()
+fig, axes = plt.subplots(1, 3, figsize=(10.5, 3.6), layout="constrained")
+for ax, (name, run), radius in zip(axes, runs.items(), (3**-0.5, 1.0), strict=False):
+    centre = run.final.x.mean(0).numpy()
+    circle = centre[:, None] + radius * np.stack([np.cos(angle), np.sin(angle)])
+    ax.plot(*circle, color=orange, lw=1, label="exact limit")
+    of.plot.trails(run, ax=ax, size=12)
+    ax.set(title=name, aspect="equal", adjustable="box", xlim=(-1.3, 1.3), ylim=(-1.1, 1.5))
+    ax.legend(loc="upper center", ncols=3)
+for (name, run), colour in zip(runs.items(), (blue, green), strict=True):
+    F = run.observed["F"]
+    axes[2].semilogy(run.ts[:-10], F[:-10] - F[-1], color=colour, label=name)
+axes[2].set(xlabel="$t$", ylabel=r"$F(\mu_t) - F(\mu_{40})$", title="energy above its last value")
+axes[2].legend()
 plt.show()

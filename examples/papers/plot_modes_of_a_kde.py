@@ -19,6 +19,8 @@ import numpy as np
 import otflow as of
 from otflow.papers import kde_modes
 
+plt.rcParams.update(of.plot.STYLE)
+
 # %%
 # Ten thousand tokens. Modes are counted to rounding, in time that grows like n log n; the certificate says in
 # how many places rounding leaves the count open.
@@ -47,10 +49,9 @@ simulated = kde_modes.count_modes(x, betas)
 # 150 clouds are, and the number of modes of the first cloud for all bandwidths. The latter never falls when
 # beta grows, a property of Gaussian kernels (Silverman 1981).
 
-with plt.rc_context(of.plot.STYLE):
-    fig, axes = plt.subplot_mosaic(
-        [["curve", "curve"], ["where", "many"]], figsize=(9, 5.8), layout="constrained"
-    )
+fig, axes = plt.subplot_mosaic(
+    [["curve", "curve"], ["where", "many"]], figsize=(9, 5.8), layout="constrained"
+)
 blue, red, *_ = of.plot.COLOURS
 
 
@@ -63,20 +64,29 @@ for side in (-1, 1):
     ax.axvspan(*sorted((side * low, side * high)), color=of.plot.FAINT, alpha=0.4, linewidth=0)
 ax.semilogy(t, estimator(t), color=blue)
 ax.semilogy(found, estimator(found), "o", color=red, markersize=4)
-ax.set(xlim=(-4.5, 4.5), ylim=(1e-6, 1), xlabel="t", title=f"{len(found)} modes, and the belt in grey")
+ax.set(xlim=(-4.5, 4.5), ylim=(1e-6, 1), xlabel="$t$", title=f"{len(found)} modes, and the belt in grey")
+ax.set_ylabel(r"$\hat P(t)$")
 
 ax, s = axes["where"], np.linspace(0, 5, 300)
 edges = np.linspace(0, 5, 51)
-ax.stairs(np.histogram(abs(places), edges)[0] / (300 * 0.1), edges, fill=True, color=blue, alpha=0.45)
-ax.plot(s, kde_modes.mode_density(s, n, beta), color=red)
-for edge in (low, high):
-    ax.axvline(edge, color=of.plot.INK, linestyle=":", linewidth=1.2)
-ax.set(xlabel="|t|", ylabel="modes per unit length", title="counted and expected, belt dotted")
+ax.stairs(
+    np.histogram(abs(places), edges)[0] / (300 * 0.1),
+    edges,
+    fill=True,
+    color=blue,
+    alpha=0.45,
+    label="counted",
+)
+ax.plot(s, kde_modes.mode_density(s, n, beta), color=red, label="expected")
+for edge, label in ((low, "edges of the belt"), (high, None)):
+    ax.axvline(edge, color=of.plot.INK, linestyle=":", linewidth=1.2, label=label)
+ax.set(xlabel="$|t|$", ylabel="modes per unit length", title="where the modes are", ylim=(0, 5))
+ax.legend(loc="upper center")
 
 ax = axes["many"]
 ax.loglog(betas, simulated, "o", color=blue, markersize=4, label="one cloud")
 ax.loglog(betas, kde_modes.expected_modes(n, betas), color=red, label="expected")
 ax.axhline(n, color=of.plot.INK, linestyle=":", linewidth=1.2, label="number of tokens")
-ax.set(xlabel="beta", ylabel="number of modes", title="from one mode to all tokens")
+ax.set(xlabel=r"$\beta$", ylabel="number of modes", title="from one mode to all tokens")
 ax.legend()
 plt.show()

@@ -21,6 +21,8 @@ import numpy as np
 import otflow as of
 from otflow.papers import perceptron as sp
 
+plt.rcParams.update(of.plot.STYLE)
+
 # %%
 # Three hundred particles of equal mass, drawn uniformly, go downhill until the gradient is below
 # :math:`10^{-8}`. Particles that have met are merged into atoms.
@@ -45,27 +47,26 @@ for c in sizes[1:]:
 # %%
 # First row: the atoms, by mass, for weights :math:`c\,\omega`. Stronger perceptrons leave longer arcs empty,
 # and fewer atoms or as many. Second row: what a grain of mass would feel, :math:`\delta E / \delta \mu`. Each
-# atom sits in a well of this landscape, often a flat one, which the atoms make themselves.
+# atom sits in a well of this landscape, often a flat one, which the atoms make themselves; mind the scales.
 
 grid = np.linspace(-np.pi, np.pi, 721)
 points = np.stack([np.cos(grid), np.sin(grid)], -1)
-with plt.rc_context(of.plot.STYLE):
-    fig, axes = plt.subplots(2, 4, figsize=(11, 5), layout="constrained", height_ratios=(1.6, 1))
+fig, axes = plt.subplots(2, 4, figsize=(11, 5), layout="constrained", height_ratios=(1.6, 1))
 for (top, bottom), (c, atoms), colour in zip(axes.T, found.items(), of.plot.COLOURS, strict=False):
     mu = atoms.measure
     top.plot(*points.T, color=of.plot.FAINT, linewidth=1)
     top.scatter(*mu.x.numpy().T, s=np.maximum(8, 700 * mu.w.numpy()), color=colour, alpha=0.8, zorder=3)
     arc = sp.empty_arcs(np.arctan2(*mu.x.numpy().T[::-1]))[0].item()
     what = "places" if c == 0 else "atoms"
-    top.set_title(f"c = {c:g}: {atoms.n} {what}\nlongest empty arc {arc:.2f}", fontsize=9.5)
+    top.set_title(f"$c = {c:g}$: {atoms.n} {what}\nlongest empty arc {arc:.2f}")
     top.set(aspect="equal", xlim=(-1.3, 1.3), ylim=(-1.3, 1.3))
     top.axis("off")
     felt = sp.first_variation(mu, points, beta, a, c * omega).numpy()
     bottom.plot(grid, felt, color=of.plot.INK, linewidth=1)
     at = sp.first_variation(mu, mu.x, beta, a, c * omega).numpy()
     bottom.plot(np.arctan2(*mu.x.numpy().T[::-1]), at, "o", color=colour, markersize=4, alpha=0.8)
-    bottom.set_xticks([-np.pi, 0, np.pi], ["-π", "0", "π"])
+    bottom.set_xticks([-np.pi, 0, np.pi], [r"$-\pi$", "0", r"$\pi$"])
     middle, half = (felt.max() + felt.min()) / 2, max(5e-4, 0.6 * np.ptp(felt))
     bottom.set(xlabel="angle", ylim=(middle - half, middle + half))
-axes[1, 0].set_ylabel("δE/δμ")
+axes[1, 0].set_ylabel(r"$\delta E / \delta \mu$")
 plt.show()

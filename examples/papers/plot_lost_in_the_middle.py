@@ -21,6 +21,8 @@ import torch
 import otflow as of
 from otflow.papers import lost_in_the_middle as causal
 
+plt.rcParams.update(of.plot.STYLE)
+
 beta, lam, M = 1.0, 1.0, 8
 sigma = np.linspace(0.01, 0.99, 400)
 
@@ -57,21 +59,25 @@ position = (np.arange(N - 1) + 0.5) / N
 # %%
 # Left: profiles and their minima; the dashed one falls to the end. Middle: at :math:`t = 1`, one step of
 # attention favours what is near, further steps favour the beginning; tokens agree but for the first few, for
-# which N is not large. Right: the minimum moves to the end, and is there at the critical time.
+# which :math:`N` is not large. Right: the minimum moves to the end, and is there at the critical time.
 
-with plt.rc_context(of.plot.STYLE):
-    fig, (left, middle, right) = plt.subplots(1, 3, figsize=(10.5, 3.5), layout="constrained")
+fig, (left, middle, right) = plt.subplots(1, 3, figsize=(10.5, 3.5), layout="constrained")
 times = (0.5, 1.0, 1.5, 2.0, 4.0)
 for k, t in enumerate(times):
     S, colour = (
         causal.retrieval_profile(sigma, t, beta, lam, M),
         of.plot.SEQUENCE(k / (len(times) - 1)),
     )
-    left.semilogy(sigma, S, "--" if t > critical else "-", color=colour, label=f"t = {t:g}")
+    left.semilogy(sigma, S, "--" if t > critical else "-", color=colour, label=f"$t = {t:g}$")
     if t < critical:
         left.plot(sigma[S.argmin()], S.min(), "o", color=colour, markersize=4)
-left.set(xlabel="position σ", ylabel="score S", title="Beginning and end are retrieved", ylim=(0.3, 60))
-left.legend(ncols=2, loc="upper right", fontsize=7)
+left.set(
+    xlabel=r"position $\sigma$",
+    ylabel=r"score $S_t(\sigma)$",
+    title="Beginning and end are retrieved",
+    ylim=(0.3, 90),
+)
+left.legend(ncols=3, loc="upper right")
 
 for m in (1, 2, 3):
     hop = causal.hop(m, sigma, 1.0, beta, lam, M)
@@ -82,9 +88,9 @@ middle.plot(
     color=of.plot.INK,
     label="all steps",
 )
-middle.plot(position, score, ".", color=of.plot.COLOURS[3], markersize=4, label=f"{B} prompts, N = {N}")
-middle.set(xlabel="position σ", title="t = 1: theory and tokens", ylim=(0, 2.8))
-middle.legend(ncols=2, loc="upper right", fontsize=7)
+middle.plot(position, score, ".", color=of.plot.COLOURS[3], markersize=4, label=f"{B} prompts, $N = {N}$")
+middle.set(xlabel=r"position $\sigma$", ylabel="score", title="$t = 1$: theory and tokens", ylim=(0, 2.8))
+middle.legend(ncols=2, loc="upper right")
 
 t = np.linspace(0.02, 3, 150)
 lowest = causal.retrieval_profile(np.append(sigma, 1 - 1e-9), t[:, None], beta, lam, M).argmin(-1)
@@ -92,5 +98,5 @@ right.plot(t, np.append(sigma, 1.0)[lowest], color=of.plot.COLOURS[0])
 for when, name in ((proved, "proved "), (critical, " critical")):
     right.axvline(when, color=of.plot.FAINT, zorder=0)
     right.text(when, 0.05, name, ha="right" if when == proved else "left", color=of.plot.INK)
-right.set(xlabel="time t", ylabel="position of the minimum", title="The end is lost too")
+right.set(xlabel="time $t$", ylabel="position of the minimum", title="The end is lost too")
 plt.show()

@@ -20,6 +20,8 @@ import torch
 
 import otflow as of
 
+plt.rcParams.update(of.plot.STYLE)
+
 clusters = of.papers.clusters
 
 # %%
@@ -50,29 +52,31 @@ S = clusters.limit_set(K.vertices, eye)
 ring = torch.cat([K.vertices, K.vertices[:1]])
 goal = torch.cdist(z[-1], K.vertices).argmin(1)
 
-blue, orange, *_ = of.plot.COLOURS
-with plt.rc_context(of.plot.STYLE):
-    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
-for k in range(len(K.vertices)):
-    colour = of.plot.COLOURS[k % len(of.plot.COLOURS)]
-    left.plot(*z[:, goal == k].permute(2, 0, 1), color=colour, linewidth=0.7)
-    left.plot(*z[0, goal == k].T, ".", color=colour, markersize=5)
-left.plot(*ring.T, color=of.plot.INK, linewidth=1.2)
-left.plot(*S.T, "x", color=of.plot.INK, label="S")
-left.plot(*K.vertices.T, "s", color=of.plot.INK, label="leaders")
-left.set(title="Tokens go to the vertices", aspect="equal", xlim=(-6, 6), ylim=(-6, 7))
-left.legend(loc="upper center", ncols=2)
-
 # %%
-# The distance from :math:`S` falls like :math:`e^{-t}`; the rank of the attention matrix falls to 4.
+# Left, the ways of the tokens. Right, the distance from :math:`S` falls like :math:`e^{-t}`, and the rank of
+# the attention matrix falls to 4.
 
 gap = clusters.violation(z, K.vertices, eye).amax(-1)
 rank = of.observables.along(
     flow, lambda t, mu: clusters.rank(clusters.attention_matrix(t, mu, eye, eye, eye))
 )
+
+blue, orange, *_ = of.plot.COLOURS
+fig, (left, right) = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
+for k in range(len(K.vertices)):
+    colour = of.plot.COLOURS[k % len(of.plot.COLOURS)]
+    left.plot(*z[:, goal == k].permute(2, 0, 1), color=colour, linewidth=0.7)
+    left.plot(*z[0, goal == k].T, ".", color=colour, markersize=5)
+left.plot(*ring.T, color=of.plot.INK, linewidth=1.2)
+left.plot(*S.T, "x", color=of.plot.INK, label="points of $S$")
+left.plot(*K.vertices.T, "s", color=of.plot.INK, label="leaders")
+left.set(title="Tokens go to the vertices", aspect="equal", xlim=(-6, 6), ylim=(-6, 7))
+left.set(xlabel="$z_1$", ylabel="$z_2$")
+left.legend(loc="upper center", ncols=2)
+
 right.semilogy(flow.ts, gap, color=blue, label=r"$\max_i (\max_v z_i \cdot v - |z_i|^2)$")
-right.semilogy(flow.ts, rank, color=orange, label="rank of P")
-right.semilogy(flow.ts, 60 * torch.exp(-flow.ts), "--", color=of.plot.INK, linewidth=1, label="exp(-t)")
-right.set(title="Approach to S, and loss of rank", xlabel="time t")
+right.semilogy(flow.ts, rank, color=orange, label="rank of $P$")
+right.semilogy(flow.ts, 60 * torch.exp(-flow.ts), "--", color=of.plot.INK, linewidth=1, label=r"$60\,e^{-t}$")
+right.set(title="Approach to $S$, and loss of rank", xlabel="time $t$")
 right.legend(loc="lower left")
 plt.show()

@@ -20,6 +20,8 @@ import torch
 
 import otflow as of
 
+plt.rcParams.update(of.plot.STYLE)
+
 # %%
 # Two clouds of sixty tokens on the line. A label is a place in the sequence; it is carried along and
 # never changes.
@@ -64,18 +66,17 @@ def distance(a: of.Trajectory, b: of.Trajectory) -> torch.Tensor:
 
 
 blue, orange, green, *_ = of.plot.COLOURS
-with plt.rc_context(of.plot.STYLE):
-    fig, (quiet, pair, gap) = plt.subplots(1, 3, figsize=(10.5, 3.4), layout="constrained")
-    of.plot.trails(calm, ax=quiet, size=10)
-    quiet.plot(calm.ts, calm.stacked.x[:, 0, 0], color="black", label="first token")
-    quiet.legend()
-    quiet.set_title("no noise (later tokens are lighter)")
-    of.plot.trails(one, ax=pair, color=blue, size=10)
-    of.plot.trails(two, ax=pair, color=orange, size=10)
-    pair.set_title("two clouds, one Brownian path")
-    gap.semilogy(one.ts, distance(one, two), color=blue, label="same path")
-    gap.semilogy(one.ts, distance(one, stranger), color=green, label="different paths")
-    gap.semilogy(one.ts, 5 * torch.exp(-kappa * one.ts), "k:", linewidth=1, label=r"$5\,e^{-\kappa t}$")
-    gap.set(xlabel="t", title="distance between the clouds")
-    gap.legend()
+fig, (quiet, pair, gap) = plt.subplots(1, 3, figsize=(10.5, 3.4), layout="constrained")
+of.plot.trails(calm, ax=quiet, size=10)
+quiet.plot(calm.ts, calm.stacked.x[:, 0, 0], color="black", label="first token")
+quiet.legend()
+quiet.set_title("no noise (later tokens are lighter)")
+of.plot.trails(one, ax=pair, color=blue, size=10)
+of.plot.trails(two, ax=pair, color=orange, size=10)
+pair.set_title("two clouds, one Brownian path")
+gap.semilogy(one.ts, distance(one, two), color=blue, label="same path")
+gap.semilogy(one.ts, distance(one, stranger), color=green, label="different paths")
+gap.semilogy(one.ts, 5 * torch.exp(-kappa * one.ts), "k:", linewidth=1, label=r"$5\,e^{-\kappa t}$")
+gap.set(xlabel="$t$", ylabel="conditional Wasserstein distance", title="distance between the clouds")
+gap.legend()
 plt.show()
