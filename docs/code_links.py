@@ -1,4 +1,4 @@
-"""Links in blocks of code, from every public name to its page, in prose and in docstrings; sphinx-gallery makes its own."""
+"""Links in blocks of code, from every public name to its page; the gallery makes its own."""
 
 import re
 from collections.abc import Callable
