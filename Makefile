@@ -65,13 +65,14 @@ format: .venv/.dev  ## reformat and repair what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: .venv/.docs  ## build docs/_build/html, warnings are errors
+docs: .venv/.docs  ## build docs/_build/html and check it, warnings are errors
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+	$(BIN)/python docs/check_site.py docs/_build/html
 	@echo "Open docs/_build/html/index.html in a browser."
 
 bench: .venv/.dev  ## run every script in benchmarks/
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
 clean:  ## remove what was generated, .venv excepted
-	rm -rf $(OUT) docs/_build docs/gallery docs/sg_execution_times.rst
+	rm -rf $(OUT) docs/_build docs/gallery docs/reference docs/sg_execution_times.rst
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

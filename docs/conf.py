@@ -1,12 +1,14 @@
 """Configuration of the documentation; build it with `make docs`."""
 
-import re
+import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
-from sphinx.application import Sphinx
 from sphinx_gallery.sorting import ExplicitOrder
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from mathml import font
 
 from otflow import __version__
 
@@ -20,6 +22,12 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_gallery.gen_gallery",
+    # Our own, beside this file.
+    "code_links",
+    "docstrings",
+    "front_page",
+    "mathml",
+    "reference",
 ]
 exclude_patterns = ["_build"]
 default_role = "code"
@@ -31,6 +39,7 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+maximum_signature_line_length = 88
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
@@ -48,49 +57,25 @@ class Listed:
         return self.names.index(Path(file).stem.removeprefix("plot_"))
 
 
+# Every link to an object must arrive, but those of signatures to what has no page: types of other projects,
+# whose pages need a network, and names for types inside a module.
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r"(?!otflow).*"), ("py:class", r"otflow\.\w+\..+")]
+
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "subsection_order": ExplicitOrder([f"../examples/{folder}" for folder in ORDER]),
     "within_subsection_order": Listed,
     "gallery_dirs": "gallery",
+    "backreferences_dir": "gallery/backreferences",
+    "doc_module": ("otflow",),
     "filename_pattern": r"\.py$",
     "download_all_examples": False,
+    "write_computation_times": False,  # a page that loads scripts from the network
     "abort_on_example_error": True,
 }
 
 html_theme = "furo"
 html_title = f"otflow {release}"
-
-
-SPECIAL = re.compile(r"(``.*?``|`.*?`)|([*|\\]|(?<=\w)_(?!\w))")
-
-
-def escape(line: str) -> str:
-    """Keep stars, bars and underscores of formulas as they are, outside of backticks."""
-    return SPECIAL.sub(lambda found: found[1] or "\\" + found[2], line)
-
-
-def as_typed(lines: list[str]) -> Iterator[str]:
-    """Plain docstrings as reStructuredText: an indented block after a blank line is a formula."""
-    block, previous = "", ""
-    for line in lines:
-        if line.lstrip().startswith(">>>"):
-            block = "doctest"
-        elif not line.strip():
-            block = "" if block == "doctest" else block
-        elif block != "doctest" and not line.startswith("    "):
-            block = ""
-        elif not block and not previous.strip():
-            block = "formula"
-            yield from (".. code-block:: text", "")
-        yield line if block else escape(line)
-        previous = line
-
-
-def translate(_app: Sphinx, _what: str, _name: str, _obj: object, _options: object, lines: list[str]) -> None:
-    lines[:] = list(as_typed(lines))
-
-
-def setup(app: Sphinx) -> None:
-    """Translate docstrings before napoleon reads their sections."""
-    app.connect("autodoc-process-docstring", translate, priority=400)
+html_math_renderer = "mathml"
+html_static_path = ["_static", str(font())]

@@ -283,7 +283,7 @@ def test_functions_are_short() -> None:
 def texts() -> Iterator[Path]:
     """The files people wrote, as far as they are text."""
     folders = ("otflow", "tests", "docs", "examples", "benchmarks", ".ci", ".github")
-    generated = {"__pycache__", "_build", "gallery", ".git"}  # .git is a file in a worktree
+    generated = {"__pycache__", "_build", "gallery", "reference", ".git"}  # .git is a file in a worktree
     endings = {"", ".py", ".md", ".rst", ".toml", ".txt", ".cff", ".html", ".yml", ".yaml", ".json"}
     candidates = [*ROOT.glob("*"), *(path for name in folders for path in (ROOT / name).rglob("*"))]
     for path in candidates:

@@ -9,7 +9,7 @@ their values is kept, so nothing can be out of date.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Generic, Self, TypeVar, cast
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +65,13 @@ class Derived(Generic[T]):
         derived = None if raw is None else self._value(raw)  # also of what learns: wrong input is refused now
         vars(holder)[self.name] = raw if raw is None or _learns(raw) else derived
 
-    def __get__(self, holder: object, owner: type | None = None) -> T:
+    @overload
+    def __get__(self, holder: None, owner: type) -> Derived[T]: ...
+    @overload
+    def __get__(self, holder: object, owner: type | None = None) -> T: ...
+    def __get__(self, holder: object | None, owner: type | None = None) -> T | Derived[T]:
+        if holder is None:  # asked of the class, as by help() and tools of documentation
+            return self
         raw = vars(holder)[self.name]
         return cast(T, raw if raw is None or not _learns(raw) else self._value(raw))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import otflow as of
-from otflow.base.parameters import Parametric, tensors
+from otflow.base.parameters import Derived, Parametric, tensors
 from tests.samples import normal
 
 D = 2
@@ -238,3 +238,7 @@ def test_lists_and_dictionaries_are_looked_into() -> None:
 
     assert [name for name, _ in Box().named_parameters()] == ["inner.a.1"]
     assert len(list(tensors(Box()))) == 2
+
+
+def test_a_class_can_be_asked_for_its_derived_attributes_as_help_does() -> None:
+    assert isinstance(of.metrics.Partition.A, Derived)
