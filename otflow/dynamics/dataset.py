@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 SPACES: Mapping[str, type[Space]] = {kind.__name__: kind for kind in (Euclidean, Sphere, Torus)}
 ENDS = ("ended", "blow_up_time")  # of every member
 PER_TOKEN = ("w", "label")
+# What a run was started with, as attributes; a seed may have more digits than netCDF 3 knows.
+ORIGIN: Mapping[str, type] = {
+    **dict.fromkeys(("field", "stepper", "noise"), str),
+    **dict.fromkeys(("t0", "t1", "dt"), float),
+    "seed": int,
+}
 # Names that netCDF 3 keeps for itself.
 RESERVED = {"byte", "char", "short", "ushort", "int", "uint", "int64", "uint64", "float", "real", "double"}
 RESERVED |= {"bool", "string"}
@@ -87,6 +93,7 @@ def unpack(ds: xarray.Dataset) -> dict[str, Any]:
         **{name: _tensor(ds[name]) for name in ENDS},
         "message": str(ds.attrs["message"]),
         "steps": int(ds.attrs["steps"]),
+        "origin": {name: kind(ds.attrs[name]) for name, kind in ORIGIN.items() if name in ds.attrs},
     }
 
 
@@ -173,6 +180,7 @@ def _attributes(run: Mapping[str, Any]) -> dict[str, Any]:
         "status": status.summary(run["status"]),
         "message": run["message"],
         "steps": run["steps"],
+        **{name: str(value) if name == "seed" else value for name, value in run.get("origin", {}).items()},
     }
 
 

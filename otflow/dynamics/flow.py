@@ -87,7 +87,7 @@ def flow(
     with torch.set_grad_enabled(_wants_grad(mu0, field, noise, times)):
         path = None if noise is None else noise.bind(mu0)
         run = _start(mu0, field, stepper, times)
-        log = Recorder(observables(observe))
+        log = Recorder(observables(observe), _origin(field, stepper, noise, path, times))
         if saves_start(times.t0, times.t1, save_at):
             log.save(times.t0, mu0)
         with bar(*_extent(times, ends, stepper), progress=progress) as shown:
@@ -169,6 +169,20 @@ def _check(
         checks.fail("stepper", repr(stepper), rule, "use Euler() with dt=..., which is Euler-Maruyama")
     checks.raises(on_failure)
     return FlowTimes(t0, t1, dt)
+
+
+def _origin(
+    field: VelocityField,
+    stepper: Stepper,
+    noise: Noise | None,
+    path: BrownianPath | None,
+    times: FlowTimes,
+) -> dict[str, Any]:
+    """What the trajectory will say it came from."""
+    found = {"field": repr(field), "stepper": repr(stepper), "t0": times.t0, "t1": times.t1, "dt": times.dt}
+    if noise is not None and path is not None:
+        found |= {"noise": repr(noise), "seed": path.seed}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _limits(stop: Stop | None, max_steps: int | None, max_seconds: float | None) -> StepLimits:
@@ -417,6 +431,7 @@ def _trajectory(run: FlowRun, log: Recorder) -> Trajectory:
         blow_up_time=torch.where(blown, run.ended, torch.full_like(run.ended, torch.nan)),
         message=run.message,
         steps=run.steps,
+        origin=log.origin,
     )
 
 

@@ -22,6 +22,7 @@ class Recorder:
     """What has been saved so far."""
 
     observe: Observables
+    origin: Mapping[str, Any] = field(default_factory=dict)  # what the run was started with
     ts: list[float] = field(default_factory=list)
     measures: list[Measure] = field(default_factory=list)
     observed: dict[str, list[Tensor]] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -42,6 +42,8 @@ class Trajectory:
             as a whole holds each member at its own time.
         message: why a run ended early, in words.
         steps: number of steps that were tried.
+        origin: what the run was started with: ``field`` and ``stepper`` in words, ``t0``, ``t1``, ``dt``,
+            ``noise`` and its ``seed``, as far as there were any.
 
     >>> import otflow as of
     >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
@@ -63,6 +65,7 @@ class Trajectory:
     ended: Tensor
     message: str = ""
     steps: int = 0
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def final(self) -> Measure:
@@ -308,7 +311,14 @@ def _joined(one: Trajectory, two: Trajectory) -> Trajectory:
         },
         message="; ".join(filter(None, (one.message, two.message))),
         steps=one.steps + two.steps,
+        origin=_common(one.origin, two.origin),
     )
+
+
+def _common(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:
+    """What both runs were started with, from the t0 of the first to the t1 of the second."""
+    ends = {name: of[name] for name, of in (("t0", one), ("t1", two)) if name in of}
+    return {name: value for name, value in one.items() if two.get(name) == value} | ends
 
 
 def _glued(a: Tensor | None, b: Tensor | None, rows_a: int, rows_b: int) -> Tensor:

@@ -222,6 +222,7 @@ def same(a: of.Trajectory, b: of.Trajectory) -> None:
     assert np.array_equal(a.status, b.status)
     assert np.asarray(a.status).dtype.kind == np.asarray(b.status).dtype.kind
     assert (a.message, a.steps) == (b.message, b.steps)
+    assert dict(a.origin) == dict(b.origin)
 
 
 def weighted() -> of.Trajectory:
@@ -335,6 +336,19 @@ def test_weights_that_change_along_time_are_kept() -> None:
     traj = replace(traj, measures=(traj[0], other))
     assert traj.to_xarray()["w"].dims == ("t", "token")
     same(of.Trajectory.from_xarray(traj.to_xarray()), traj)
+
+
+def test_a_run_says_what_it_was_started_with() -> None:
+    mu, noise = of.Particles(normal(3, 2)), of.CommonNoise(0.1, rng=2**62 + 1)
+    first = of.flow(mu, PULL, of.Euler(), t1=0.5, dt=0.25, noise=noise)
+    ds = first.to_xarray()
+    assert (ds.attrs["field"], ds.attrs["stepper"], ds.attrs["dt"]) == (repr(PULL), "Euler()", 0.25)
+    assert first.origin["seed"] == int(ds.attrs["seed"]) == 2**62 + 1
+    assert (first.origin["t0"], first.origin["t1"]) == (0.0, 0.5)
+    assert of.flow(mu, PULL, of.Dopri5(), t1=0.1).origin.keys() == {"field", "stepper", "t0", "t1"}
+    later = of.flow(first.final, PULL, of.RK4(), t0=0.5, t1=1.0, dt=0.25)
+    joined = first.join(later).origin
+    assert joined == {"field": repr(PULL), "t0": 0.0, "t1": 1.0, "dt": 0.25}
 
 
 def test_axes_have_names_and_numbers() -> None:
