@@ -148,4 +148,4 @@ def with_options(
     eps: float, tol: float = 1e-9, max_iter: int = 10_000, engine: Any = None, **others: Any
 ) -> dict[str, Any]:
     """Keywords of `sinkhorn`, those that are options put into one object."""
-    return {"eps": of.Sinkhorn(eps, tol, max_iter, engine), **others}
+    return {"eps": of.Sinkhorn(eps, tol, max_iter, engine or of.transport.NewtonSinkhorn()), **others}

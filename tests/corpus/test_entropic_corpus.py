@@ -226,7 +226,7 @@ def line(*roots: float) -> list[of.Gaussian]:
 
 CONVENTIONS: dict[str, tuple[Callable[[], Tensor], Any]] = {
     "W_p is a length": (lambda: of.wasserstein(dirac(0.0), dirac(3.0), 3), 3.0),
-    "a plan has the value W_p^p": (lambda: of.solve(dirac(0.0), dirac(3.0), 3).value, 27.0),
+    "a plan has the value W_p^p": (lambda: of.solve(dirac(0.0), dirac(3.0), 3).cost, 27.0),
     "the squared distance has no factor": (
         lambda: of.sinkhorn(dirac(0.0), dirac(3.0), 1.0).cost,
         9.0,

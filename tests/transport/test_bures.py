@@ -209,7 +209,7 @@ WRONG = {
     "indefinite in space": (np.diag([1.0, 1.0, -1e-3]), "positive semidefinite"),
     "negative": (np.array([[-1.0]]), "positive semidefinite"),
     "not finite": (np.diag([1.0, np.nan]), "finite"),
-    "of another dimension": (np.eye(4), "dimension"),
+    "of another dimension": (np.eye(4), r"S2.shape = \(4, 4\)"),
     "of another dtype": (torch.eye(3), "dtype"),
     "of another batch": (np.stack([np.eye(3)] * 3), "broadcast"),
 }
