@@ -231,7 +231,7 @@ def test_points_that_wrap_around_have_no_average() -> None:
 def test_the_distance_has_the_unit_of_length(p: float) -> None:
     plan = sinkhorn(cloud(1, 5), cloud(2, 6), 0.5, cost=PowerCost(p))
     assert plan.distance.item() == pytest.approx(plan.cost.item() ** (1 / p), rel=1e-12)
-    with pytest.raises(of.InputError, match="take .cost"):
+    with pytest.raises(of.InputError, match=r"take \.cost"):
         _ = CASES["bilinear"].solve().distance
 
 
