@@ -73,13 +73,12 @@ TOL: dict[str, tuple[float | None, str]] = {
 MAX_ITER: dict[str, tuple[int | None, str]] = {
     "JKO": (None, "every kind of measure has a solver of its own"),
     "jko_step": (None, "as JKO"),
-    "EntropicJKO": (10_000, "an iteration is one product with a kernel"),
     "Sinkhorn": (10_000, "an iteration is one product with a kernel"),
     "find_atoms": (10_000, "an iteration is one gradient"),
     "singular_values": (50, "an iteration is many runs of the flow"),
 }
 # Not called by users: engines get the numbers of `Sinkhorn`, a path the tolerance that it was built for.
-HANDED_ON = {"potential", "solve", "Path"}
+HANDED_ON = {"potential", "solve", "Path", "MovementProblem"}
 
 
 class Option(NamedTuple):

@@ -159,7 +159,7 @@ def alike(x: Tensor, name: str, reference: Tensor, other: str) -> Tensor:
     beside(x, name, reference, other)
     if x.dtype != reference.dtype:
         rule, kind = f"{other} has dtype {reference.dtype}", str(reference.dtype).removeprefix("torch.")
-        fail(name, f"a tensor of dtype {x.dtype}", rule, f"convert {name}, {name}.to(torch.{kind})")
+        fail(name, f"a tensor of dtype {x.dtype}", rule, f"convert {name}: .to(torch.{kind})")
     return x
 
 

@@ -187,7 +187,7 @@ class Scaled(Noise):
         return super().bind(mu)
 
     def __repr__(self) -> str:
-        sigma = f"{float(self.sigma):g}" if self.sigma.ndim == 0 else f"matrix={tuple(self.sigma.shape)}"
+        sigma = f"{self.sigma.item():g}" if self.sigma.ndim == 0 else f"matrix={tuple(self.sigma.shape)}"
         return f"{type(self).__name__}({sigma}, {self._source()})"
 
     def scaled(self, dW: Tensor) -> Tensor:

@@ -208,7 +208,7 @@ class Trajectory:
         >>> traj = of.flow(of.Particles([[1.0], [2.0]]), field, of.RK4(), t1=1.0, dt=0.25)
         >>> _, axes = of.plot.figure()
         >>> traj.plot(axes[0, 0]).get_xlabel()
-        't'
+        '$t$'
         """
         from otflow.plot import trajectories
 

@@ -215,7 +215,8 @@ def where(condition: Tensor, mu: Measure, nu: Measure) -> Measure:
 
 def pick(a: Tensor, batch: torch.Size, index: Any) -> Tensor:
     """a[index], with the index confined to the leading ``batch`` axes."""
-    if not batch and isinstance(index, int | slice):  # a mask of shape () is an index
+    mask = isinstance(index, Tensor)  # one of shape () picks all or nothing
+    if not batch and not mask and index not in ((), Ellipsis):
         raise IndexError("one measure and not a batch has no members; index its numbers, such as mu.x[0].")
     members = torch.arange(batch.numel(), device=a.device).reshape(batch)[index]
     return a.reshape(batch.numel(), *a.shape[len(batch) :])[members]

@@ -113,7 +113,7 @@ FIELDS = {
     "axes": (lambda x: x - x.mean(0, keepdim=True), "a batch must give what its members give; count axes"),
     "members": (lambda x: x / x.max(), "a batch must give what its members give; count axes"),
     "shape": (lambda x: x.sum(-1), r"velocity of Broken, shapes = \[\(5,\)\]: \[\(5, 2\)\] is needed"),
-    "dtype": (lambda x: x.float(), "convert velocity of Broken to float64"),
+    "dtype": (lambda x: x.float(), "the measure has dtype torch.float64"),
     "item": (lambda x: x * x[..., :1, :1].detach(), "jvp is not the derivative.*without .item()"),
     "numpy": (lambda x: torch.from_numpy(x.detach().numpy().copy()), "jvp is not the derivative"),
     "in place": (edit, "must not change the measure it is given; write x = x"),

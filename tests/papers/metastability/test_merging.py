@@ -359,7 +359,7 @@ def test_merge_times_broadcast() -> None:
         (lambda: slow_flow([0.0, 1.0], 20.0, step=3.0), "step <= 2"),
         (lambda: merge_time(math.pi, 20.0, [0.5, 0.5]), "antipodes"),
         (lambda: merge_time(1.0, 0.0, [0.5, 0.5]), "beta"),
-        (lambda: merge_time(1.0, 1e308, [0.5, 0.5]), "smaller beta"),
+        (lambda: merge_time(1.0, 1e308, [0.5, 0.5]), "beta / 10"),
         (lambda: merge_time([1.0, 1.2], [1.0, 2.0, 3.0], [0.5, 0.5]), "do not broadcast"),
         (lambda: merge_point([1.0, 1.2], 1.0, np.ones((3, 2))), "do not broadcast"),
         (lambda: merge_point(1.0, 20.0, [0.5, 0.0]), "masses"),
