@@ -206,14 +206,11 @@ class _Hierarchy(VelocityField):
     def __init__(self, beta: float, K: int, t: float) -> None:
         q = torch.arange(-K, K + 1)
         self.derivative = 1j * q.to(torch.complex128)
-        self.force = self.derivative * (t * torch.from_numpy(special.iv(q.abs().numpy(), beta)))  # of w'
-        if not self.force.abs().max() < LARGEST_RATE:
-            checks.fail(
-                "t",
-                t,
-                f"t K I_1(beta) must be < {LARGEST_RATE:g}",
-                f"pass t={t / 2:g} or less, or a smaller beta",
-            )
+        rates = self.derivative * torch.from_numpy(special.iv(q.abs().numpy(), beta))
+        longest = LARGEST_RATE / float(rates.abs().max())
+        remedy = f"pass t={0.9 * longest:.2g} or less, or a smaller beta"
+        checks.require(t < longest, "t", t, f"t K I_1(beta) must be < {LARGEST_RATE:g}", remedy)
+        self.force = t * rates  # of w'
         self.shift = q[:, None] - q + K  # where the coefficient q - m is found
         self.kept = (self.shift >= 0) & (self.shift <= 2 * K)
 

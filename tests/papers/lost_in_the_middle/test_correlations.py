@@ -192,14 +192,14 @@ def test_a_density_that_concentrates_asks_for_more_modes_at_once() -> None:
     """And so do modes that the truncation has spoilt, while the low ones are right to 1e-8."""
     with pytest.raises(InputError, match="twice as many modes"):
         causal.correlation_functions(vonmises, 5.0, 1.0, hops=2)
-    with pytest.raises(InputError, match="lower t"):
+    with pytest.raises(InputError, match=r"pass t=\S+ or less, or a smaller beta"):
         causal.correlation_functions(vonmises, 1e300, 1.0)
     coarse = causal.correlation_functions(vonmises, 1.3, 1.0, hops=2)
     fine = causal.correlation_functions(vonmises, 1.3, 1.0, modes=42, hops=2)
     assert 6 <= coarse.reliable < 20 < fine.reliable
     for q in range(coarse.reliable + 1):
         assert abs(coarse.mean(q) - fine.mean(q)) < 1e-8
-    with pytest.raises(InputError, match="twice as many modes"):
+    with pytest.raises(InputError, match="raise modes"):
         coarse.mean(coarse.reliable + 1)
 
 
