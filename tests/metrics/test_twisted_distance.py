@@ -372,6 +372,7 @@ WEIGHTS: dict[str, Callable[[], Callable[[of.Measure, Tensor], Tensor]]] = {
 }
 
 
+@pytest.mark.slow(but_for=["partition-True", "function-True"])
 @pytest.mark.parametrize("sphere", [False, True])
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_the_last_bit_of_single_precision_does_not_decide_how_a_search_ends(name: str, sphere: bool) -> None:

@@ -296,6 +296,7 @@ def test_a_matrix_too_large_to_hold_is_refused() -> None:
         Propagator(of.Particles(normal(20_000, 1)), DECAY, of.Euler(), t1=1.0, dt=1.0).matrix()
 
 
+@pytest.mark.slow(but_for=["1e-06"])
 @pytest.mark.parametrize("tol", [1e-6, 1e-9])
 def test_the_last_bit_of_single_precision_does_not_decide_whether_singular_values_are_found(
     tol: float,

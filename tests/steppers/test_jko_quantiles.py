@@ -341,6 +341,7 @@ ROUGH: dict[str, Callable[[torch.dtype], of.Energy]] = {  # by the precision tha
 }
 
 
+@pytest.mark.slow(but_for=["crowd-0.0", "entropy-50.0"])
 @pytest.mark.parametrize("far", [0.0, 50.0])
 @pytest.mark.parametrize("name", ROUGH)
 def test_quantiles_close_to_each_other_are_moved_in_single_precision_as_in_double(

@@ -101,6 +101,7 @@ def test_correlations_of_128_000_prompts_are_those_of_the_theory() -> None:
     np.testing.assert_allclose(estimate.error[:-1], 1 / math.sqrt(2 * 128_000), rtol=0.01)
 
 
+@pytest.mark.slow
 def test_the_retrieval_score_of_128_000_prompts_is_that_of_the_theory() -> None:
     runs, M = many_prompts(), 8
     chance = math.sqrt(math.pi / 2) / M
