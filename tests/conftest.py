@@ -28,8 +28,13 @@ SLOW_DOCTESTS = {
     "otflow.papers.gradient_flows.runs.infinite_path",
     "otflow.papers.gradient_flows.draw.structure",
     "otflow.papers.homogenized.closed_laws.low_temperature_paths",
+    "otflow.papers.jko.runs.aggregation",
+    "otflow.papers.jko.runs.attention",
     "otflow.papers.jko.runs.brackets",
+    "otflow.papers.jko.runs.fokker_planck",
     "otflow.papers.jko.runs.on_line",
+    "otflow.papers.stability_estimate.convex.cloud_claims",
+    "otflow.papers.stability_estimate.draw.convex",
 }
 # Stories run in processes of their own; collecting their docstrings would import them, which runs them here.
 collect_ignore = [

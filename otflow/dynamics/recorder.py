@@ -51,7 +51,7 @@ class Recorder:
                 "an observable returns numbers",
                 f"let observe[{name!r}] return a number or a tensor",
             )
-        out = torch.as_tensor(array)
+        out = torch.as_tensor(array).clone()  # an observable may use its buffer again
         before = self.observed.get(name)
         if before and before[0].shape != out.shape:
             rule, remedy = f"it was {tuple(before[0].shape)} before", "return one shape at all times"

@@ -51,7 +51,7 @@ def test_the_last_step_is_shortened_when_dt_does_not_divide_the_span() -> None:
     assert of.flow(POINT, DRIFT, of.Euler(), t1=1.0, dt=0.3).steps == 4
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @given(st.integers(1, 300))
 @settings(deadline=None, max_examples=40)
 def test_dt_of_one_nth_takes_n_steps_in_spite_of_rounding(n: int) -> None:
@@ -647,3 +647,15 @@ def test_wrong_input_is_refused_with_its_name_and_value(name: str) -> None:
 )
 def test_dt_may_be_any_kind_of_number(dt: Any) -> None:
     assert of.flow(POINT, DRIFT, of.Euler(), t1=np.float32(2.0), dt=dt).final.x.item() == pytest.approx(3.0)
+
+
+def test_an_observable_may_use_its_buffer_again() -> None:
+    buffer = torch.zeros(1, dtype=torch.float64)
+
+    def mean(mu: of.Measure) -> torch.Tensor:
+        return buffer.copy_(mu.coords[0].mean())
+
+    traj = of.flow(POINT, DECAY, of.RK4(), t1=1.0, dt=0.25, observe={"mean": mean})
+    expected = [mu.coords[0].mean().item() for mu in traj]
+    assert len(set(expected)) == 5
+    assert traj.observed["mean"].flatten().tolist() == expected

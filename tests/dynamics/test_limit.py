@@ -89,7 +89,7 @@ def test_limits_with_positive_values_exist_whatever_their_condition(d: int) -> N
     assert bool(falls.all())
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_root_that_turns_for_ever_does_not_hide_the_limit_of_its_law() -> None:
     """A has a skew part, under which R turns while R R^T converges."""
     Q, mu = random_case(1, 10, 3)

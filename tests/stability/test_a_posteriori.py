@@ -72,7 +72,7 @@ def test_a_contraction_holds_up_to_the_error_of_its_steps() -> None:
     assert not found.holds(1e-9)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_tokens_of_unequal_weight_may_be_split_and_reach_covers_it() -> None:
     """nu has the places of mu and nearly its masses, so W_2 is small, but by index tokens moved far."""
     far, small = 0.1, 1e-7

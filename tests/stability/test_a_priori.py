@@ -134,7 +134,7 @@ def test_layers_have_the_sum_of_their_integrals() -> None:
     check(run, want, 1e-11)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_heads_in_time_agree_with_quadrature() -> None:
     Q, K, V = (0.5 * draw(2, 2, 2, seed=i) for i in range(3))
     heads = [

@@ -65,7 +65,7 @@ def test_the_ladder_holds_for_perturbations_that_are_not_small(name: str) -> Non
         assert bool((found.a_posteriori.tube >= size).all())
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_more_save_times_sharpen_the_a_posteriori_bound() -> None:
     rng = np.random.default_rng(14)
     field, mu0 = FIELDS["softmax"]((), 2, rng), cloud((), 8, 2, rng, labelled=False)
@@ -91,7 +91,7 @@ def test_jumps_of_weights_between_save_times_are_seen() -> None:
     assert bool(of.ladder(mu0, field, t1=1.0, steps=20).holds(1e-9))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_perceptron_beside_attention_has_a_ladder() -> None:
     rng = np.random.default_rng(16)
     block = 0.5 * of.Perceptron(rng.normal(size=(2, 6)) / 3, rng.normal(size=(6, 2)) / 3, rng.normal(size=6))

@@ -230,13 +230,13 @@ def test_jko_is_of_order_one_against_the_equation() -> None:
     assert 0.95 <= slope(steps, errors(of.JKO(), steps)) <= 1.02
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_extrapolated_jko_is_of_order_two() -> None:
     steps = 1 / np.array([40.0, 80, 160, 320])
     assert 1.9 <= slope(steps, errors(of.Extrapolated(of.JKO()), steps)) <= 2.1
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_forward_backward_is_of_order_one() -> None:
     S, A = spd(2, 1), spd(2, 2)
     V, H = of.QuadraticPotential(A), of.Entropy()
@@ -360,6 +360,7 @@ def well(x: Tensor) -> Tensor:
     return (x.square().sum(-1) - 1).square() / 4 + 0.3 * x[..., 0]
 
 
+@pytest.mark.slow
 def test_narrow_gaussians_in_single_precision_end_where_those_in_double_do() -> None:
     """Relative to the gradient at a narrow law a loose tolerance is met far from the minimiser."""
     F = of.Entropy() + of.Potential(well)
@@ -444,7 +445,7 @@ def test_a_multiple_of_an_energy_names_it_too() -> None:
     torch.testing.assert_close(end.mean, torch.full((2,), 0.8).double())
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_attention_goes_forward_while_entropy_goes_backward() -> None:
     """Softmax attention on a Gaussian plus heat, split: the limit of small steps is the sum."""
     A = zoo.spd() / 4
@@ -474,7 +475,7 @@ def test_steps_far_from_the_origin_are_taken_in_single_precision() -> None:
     torch.testing.assert_close(way, torch.full((20,), 5e-4), rtol=0.05, atol=0)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_twisted_steps_on_the_sphere() -> None:
     A = 2 * np.eye(3)
     softmax = of.SoftmaxAttention(A, np.eye(3), -A)

@@ -292,7 +292,7 @@ def test_barenblatt_errors_are_those_of_the_published_scheme_and_proportional_to
     assert 0.8 < math.log(coarse / fine) / math.log(10 / 3) < 1.2
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_debiased_step_beats_the_plain_one_tenfold_on_barenblatt() -> None:
     assert error(64, 3e-4, debiased=True) < 0.1 * error(64, 3e-4)
 

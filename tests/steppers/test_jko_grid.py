@@ -99,7 +99,7 @@ def barenblatt_run(n, tau):
     return L1(mu, barenblatt(R, n)), L1(mu, barenblatt(radius(4e-3), n)), iterations / steps, seconds
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_porous_medium_spreads_like_the_time_discrete_barenblatt_solution():
     errors = [barenblatt_run(128, tau)[:2] for tau in (1e-3, 5e-4)]
     assert max(oracle for oracle, _ in errors) < 6e-4
@@ -186,7 +186,7 @@ def test_a_crowd_moves_to_the_projection_of_the_free_move():
     assert np.histogram(X, cuts)[0].max() / fine / mu.cell == pytest.approx(limit, rel=1e-2)  # it is active
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_crowd_in_a_bowl_ends_as_a_block_of_the_largest_density():
     x = centres(200, -2.0, 2.0)
     move = run(grid(((x > 0.5) & (x < 1.5)) * 1.0, x), DensityBound(1.0) + BOWL, 0.2, 30)
@@ -442,7 +442,7 @@ def test_a_crowd_walks_without_specks() -> None:
     assert float(traj.certificates["energy_gap"][1:].max()) < 0
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_mass_and_sign_are_certified() -> None:
     mu, _ = block(32)
     traj = of.flow(mu, of.SteepestDescent(of.PorousMedium(2.0), of.Wasserstein()), of.JKO(), t1=2e-3, dt=1e-3)

@@ -37,7 +37,7 @@ def test_a_hundredth_of_the_tolerance_takes_a_hundred_to_a_third_steps() -> None
     assert many / few == pytest.approx(10.0, rel=0.3)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_fast_modes_do_not_hold_up_the_steps() -> None:
     """Eigenvalues -1e8 and -1: an explicit method would need 1e7 steps."""
     decay = of.Perceptron(np.diag([-1e8, -1.0]), np.eye(2), activation=None)

@@ -207,7 +207,7 @@ def test_splitting_an_atom_within_its_fibre_changes_nothing(seed: int, p: float)
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @given(seed=SEEDS)
 def test_conditional_exceeds_relaxed_exceeds_plain_exceeds_sliced(seed: int) -> None:
     mu, nu = cloud(seed), cloud(seed + 1)

@@ -262,7 +262,7 @@ def test_the_mean_moves_by_the_value_matrix_alone(seed: int, n: int, eps: float,
     assert np.abs(w @ v - V @ (w @ x) / eps).max() < 1e-9 / eps
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_mean_law_integrates_to_a_matrix_exponential() -> None:
     mu, V = zoo.MEASURES["weighted"](), zoo.matrix(1)
     field = of.SinkhornAttention(zoo.matrix(2), zoo.matrix(3), V, of.Sinkhorn(2.0, tol=1e-11))

@@ -190,7 +190,7 @@ def test_single_precision_is_computed_in_double_precision() -> None:
 # --- laws ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(seed=SEEDS, p=ORDERS, ties=st.booleans())
 def test_it_is_symmetric_and_obeys_the_triangle_inequality(seed: int, p: float, ties: bool) -> None:
