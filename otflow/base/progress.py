@@ -6,6 +6,8 @@ import warnings
 from functools import cache
 from typing import Any
 
+from tqdm import tqdm
+
 from otflow.base import checks
 
 COUNTED = "{l_bar}{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}<{remaining}, {rate_fmt}]"
@@ -22,9 +24,10 @@ def bar(total: float, doing: str, unit: str, *, progress: bool) -> Any:
     ...     shown.update(1), shown.disable
     (None, True)
     """
-    hidden = not checks.instance(progress, bool, "progress")
+    if not checks.instance(progress, bool, "progress"):
+        return tqdm(total=total, disable=True)  # which loads nothing for notebooks
     layout = MEASURED if isinstance(total, float) else COUNTED
-    return _kind()(total=total, desc=doing, unit=f" {unit}", bar_format=layout, disable=hidden)
+    return _kind()(total=total, desc=doing, unit=f" {unit}", bar_format=layout)
 
 
 @cache
@@ -32,5 +35,5 @@ def _kind() -> Any:
     """The bar for this place: a widget in a notebook that has widgets, else text; without a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from tqdm.auto import tqdm
-    return tqdm
+        from tqdm.auto import tqdm as shown
+    return shown

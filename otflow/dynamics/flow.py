@@ -442,7 +442,7 @@ def _finish(run: FlowRun, log: Recorder, on_failure: str) -> Trajectory:
     bad = sorted(set(np.atleast_1d(traj.status).ravel().tolist()) - set(status.HARMLESS))
     if bad and on_failure == "raise":
         when = float(run.ended[~run.ended.isnan()].min())
-        why = run.message.rstrip(".") or "halve dt"
+        why = run.message.rstrip(".") or "evaluate the field at trajectory.final to see why"
         raise FlowError(
             f"status {', '.join(bad)} at t = {when:g}: {why}. "
             "The run so far is in the .trajectory of this exception.",

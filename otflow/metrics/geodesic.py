@@ -180,7 +180,7 @@ def solve_twisted(
             result = _in_double(mu, nu, metric, options)
         else:
             result = _solve(mu, nu, metric, options)
-    if strict and bool(np.any(np.asarray(result.status) != "ok")):
+    if strict and not status.all_ok(result.status):
         raise ConvergenceError(
             f"solve_twisted: the path is not the shortest ({result.status}); raise max_iter or tol, or "
             "take the bounds as they are with on_failure='return'.",

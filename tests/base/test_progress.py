@@ -33,6 +33,7 @@ def test_a_notebook_without_widgets_gets_text_and_no_warning(monkeypatch: pytest
         importlib.import_module("tqdm.auto")
     forget(monkeypatch)
     progress._kind.cache_clear()
-    bar = progress.bar(1, "walk", "steps", progress=False)  # warnings are errors
+    bar = progress.bar(1, "walk", "steps", progress=True)  # warnings are errors
     progress._kind.cache_clear()
-    assert bar.disable
+    assert not bar.disable
+    bar.close()
