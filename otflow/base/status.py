@@ -8,7 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-STATUSES = ("ok", "stopped", "blow_up", "max_iter", "stalled", "uncertified", "degenerate", "budget")
+STATUSES = (
+    *("ok", "stopped", "blow_up", "max_iter", "stalled", "uncertified", "degenerate", "budget"),
+    *("unstable", "invalid", "overflow"),
+)
 HARMLESS = ("ok", "stopped", "blow_up")  # results, not failures
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import xarray
 
 SPACES: Mapping[str, type[Space]] = {kind.__name__: kind for kind in (Euclidean, Sphere, Torus)}
-ENDS = ("ended", "blow_up_time")  # of every member
+ENDS = ("ended", "blow_up_time", "blow_up_error")  # of every member
 PER_TOKEN = ("w", "label")
 # What a run was started with, as attributes; a seed may have more digits than netCDF 3 knows.
 ORIGIN: Mapping[str, type] = {
@@ -61,7 +61,8 @@ def pack(run: Mapping[str, Any], batch: BatchNames | None = None) -> xarray.Data
     >>> from otflow.measures import Particles
     >>> nan = torch.tensor(torch.nan)
     >>> run = {"ts": torch.zeros(1), "measures": (Particles([[1.0]]),), "observed": {}, "certificates": {}}
-    >>> pack(run | {"status": "ok", "ended": nan, "blow_up_time": nan, "message": "", "steps": 0})["x"].dims
+    >>> run |= dict.fromkeys(("ended", "blow_up_time", "blow_up_error"), nan)
+    >>> pack(run | {"status": "ok", "message": "", "steps": 0})["x"].dims
     ('t', 'token', 'coordinate')
     """
     try:

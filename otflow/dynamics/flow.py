@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -16,23 +15,20 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks, status
-from otflow.base.errors import FlowError, StepError
+from otflow.base.errors import FlowError, InputError, StepError
 from otflow.base.progress import bar
-from otflow.base.tangent import align, as_tangent
+from otflow.dynamics.divergence import broken, examine
 from otflow.dynamics.noise import BrownianPath, Noise
 from otflow.dynamics.recorder import Observables, Recorder, observables
 from otflow.dynamics.schedule import StepEnd, saves_start, schedule
+from otflow.dynamics.stepping import FlowProblem, FlowRun, StepLimits, Stop, Trail, advance, conclude, mark
 from otflow.dynamics.trajectory import Trajectory
 from otflow.fields import VelocityField
 from otflow.fields.base import extended
-from otflow.measures import Measure, where
-from otflow.steppers import Memory, Step, Stepper
+from otflow.measures import Measure
+from otflow.steppers import Stepper
 
-# Chosen: a batch of at least MANY members goes on without those that have arrived once no more than the
-# part FEW of it still runs.
-MANY, FEW = 512, 0.8
 ORDER = "flow takes a measure such as Particles(x), a field and a stepper, in this order"
-Stop = Callable[[Tensor, Measure], Any]
 
 
 def flow(
@@ -91,8 +87,10 @@ def flow(
         if saves_start(times.t0, times.t1, save_at):
             log.save(times.t0, mu0)
         with bar(*_extent(times, ends, stepper), progress=progress) as shown:
-            run = _drive(run, FlowProblem(field, stepper, noise, path), ends, limits, log, shown)
-    return _finish(run, log, on_failure)
+            problem = FlowProblem(field, stepper, noise, path, None if stepper.adaptive else Trail())
+            run = _drive(run, problem, ends, limits, log, shown)
+    run, error = examine(_uphill(run, problem), problem, limits.deadline)
+    return _finish(run, error, log, on_failure)
 
 
 @dataclass(frozen=True)
@@ -100,40 +98,6 @@ class FlowTimes:
     t0: float
     t1: float
     dt: float | None
-
-
-@dataclass(frozen=True)
-class StepLimits:
-    stop: Stop | None
-    max_steps: int | None
-    deadline: float | None
-
-
-@dataclass(frozen=True)
-class FlowProblem:
-    field: VelocityField
-    stepper: Stepper
-    noise: Noise | None
-    path: BrownianPath | None
-
-
-@dataclass(frozen=True)
-class FlowRun:
-    """The state of a run. t and dt are (*batch,) in adaptive runs, else of shape ()."""
-
-    mu: Measure
-    t: Tensor
-    dt: Tensor
-    codes: Tensor  # (*batch,): status of each member, 0 while it runs
-    ended: Tensor  # (*batch,): time at which a member stopped, NaN while it runs
-    memory: Memory = field(default_factory=Memory)
-    steps: int = 0
-    message: str = ""
-    intact: bool = True  # if so no member has ended, which then need not be asked of the device; else unknown
-
-    @property
-    def running(self) -> Tensor:
-        return self.codes == 0
 
 
 def _check(
@@ -218,7 +182,7 @@ def _drive(
     """Advance from one forced end to the next, saving on the way; keep everything whatever happens."""
     try:
         for end in ends:
-            for state in _advance(run, problem, end.t, limits, log):
+            for state in advance(run, problem, end.t, limits, log):
                 if not shown.disable:
                     shown.update(_reached(state, problem.stepper) - _reached(run, problem.stepper))
                 run = state  # the latest state, also when the next step raises
@@ -232,13 +196,16 @@ def _drive(
         message = f"flow was interrupted at t = {float(run.t.max()):g}; what was computed is kept."
         with suppress(Warning):  # where warnings are errors, the status says the same
             warnings.warn(message, stacklevel=3)
-        return _end(run, "stopped", message)
+        return conclude(run, "stopped", message)
     except StepError as error:
-        return _end(run, error.status, str(error))
+        return conclude(run, error.status, str(error))
     except Exception as error:
         if run.steps == 0:
             raise
-        ended = _end(run, "degenerate", f"{type(error).__name__}: {error}")
+        weight = isinstance(error, InputError)  # as a weight that is checked raises when it turns NaN
+        if weight and (name := broken(problem.field, run.t + run.dt, run.mu)) is not None:
+            return conclude(run, "invalid", f"{name}: {error}")
+        ended = conclude(run, "degenerate", f"{type(error).__name__}: {error}")
         partial = _trajectory(ended, log)  # without the last state: an observable may be what raised
         raise FlowError(f"the run broke at t = {float(run.t.max()):g}: {error}", partial) from error
     return run
@@ -261,162 +228,21 @@ def _reached(run: FlowRun, stepper: Stepper) -> float:
     return float(going.min() if going.numel() else run.t.max())
 
 
-def _advance(
-    run: FlowRun, problem: FlowProblem, end: float, limits: StepLimits, log: Recorder
-) -> Iterator[FlowRun]:
-    """Step until every running member has reached ``end``."""
-    while bool(((left := _left(run, end)) > 0).any()):
-        if _exhausted(run, limits):
-            yield _end(run, "budget", f"budget used up at t = {float(run.t.max()):g} after {run.steps} steps")
-            return
-        if (some := _some(run, problem, limits, left > 0)) is not None:
-            latest = some[0]
-            try:
-                for part in _advance(*some, end, limits, log):
-                    latest = part
-            finally:  # also when a step raises: what these members have done is kept
-                yield (run := _scattered(run, left > 0, latest))
-            continue
-        run = _step(run, problem, end, left, log)
-        if limits.stop is not None:
-            run = _mark(run, status.code("stopped"), _verdict(limits.stop(run.t, run.mu), run))
-        yield run
+def _uphill(run: FlowRun, problem: FlowProblem) -> FlowRun:
+    """Descents that ended above their least energy by more than a step can explain are unstable.
 
-
-def _some(
-    run: FlowRun, problem: FlowProblem, limits: StepLimits, which: Tensor
-) -> tuple[FlowRun, FlowProblem] | None:
-    """The members that have not arrived, as a run of their own, once they are few enough to be worth it."""
-    plain = run.memory.carry is None and limits.stop is None and not torch.is_grad_enabled()
-    many = which.ndim > 0 and which.numel() >= MANY
-    field = problem.field.pick(which) if plain and many and which.sum() <= FEW * which.numel() else None
-    if field is None:
-        return None
-    first, error = run.memory.first, run.memory.error
-    memory = Memory(None, first and first.map(lambda a: a[which]), None if error is None else error[which])
-    own = {name: getattr(run, name)[which] for name in ("mu", "t", "dt", "codes", "ended")}
-    return replace(run, memory=memory, **own), replace(problem, field=field)
-
-
-def _scattered(run: FlowRun, which: Tensor, part: FlowRun) -> FlowRun:
-    """A run with some of its members replaced by the same ones at a later time."""
-
-    def fill(a: Tensor, b: Tensor) -> Tensor:
-        return b.masked_scatter(align(which, b).expand_as(b), a)
-
-    mu = run.mu.at(part.mu.coords.zip(run.mu.coords, fill))
-    names = ("t", "dt", "codes", "ended")
-    own: dict[str, Any] = {name: fill(getattr(part, name), getattr(run, name)) for name in names}
-    return replace(part, mu=mu, memory=Memory(), **own)
-
-
-def _verdict(value: Any, run: FlowRun) -> Tensor:
-    """What a stopping rule said, one truth value per member."""
-    try:
-        return torch.as_tensor(value).bool().to(run.codes.device).expand(run.codes.shape)
-    except (TypeError, RuntimeError):
-        checks.fail(
-            "stop(t, mu)",
-            repr(value),
-            "it returns True or False, for all or for each member",
-            "let stop return bool(...)",
-        )
-
-
-def _left(run: FlowRun, end: float) -> Tensor:
-    """Time to go, 0 for members that have ended; a fixed step has one clock for all."""
-    running = run.running if run.t.ndim else run.running.any()
-    return torch.where(running, end - run.t, torch.zeros_like(run.t))
-
-
-def _exhausted(run: FlowRun, limits: StepLimits) -> bool:
-    over = limits.max_steps is not None and run.steps >= limits.max_steps
-    return over or (limits.deadline is not None and time.monotonic() > limits.deadline)
-
-
-def _step(run: FlowRun, problem: FlowProblem, end: float, left: Tensor, log: Recorder) -> FlowRun:
-    """One step of at most ``left``, stretched by a hair to land on ``end``."""
-    clamped = run.dt * (1 + 1e-9) >= left
-    h = torch.where(clamped, left, run.dt)
-    if problem.stepper.adaptive:  # two equal steps rather than a full one and a tiny one
-        h = torch.where(~clamped & (2 * run.dt > left), left / 2, h)
-    step, moved, memory = _move(run, problem, h, end)
-    t = torch.where(clamped & (step.dt > 0), torch.full_like(run.t, end), run.t + step.dt)
-    dt = run.dt
-    if problem.stepper.adaptive:  # a step cut short by a save time says little about the next one
-        proposal = torch.where(clamped & (step.dt > 0), torch.maximum(run.dt, step.dt_next), step.dt_next)
-        dt = torch.where(h > 0, proposal, run.dt)
-    new = _accept(run, replace(run, mu=moved, t=t, dt=dt, memory=memory, steps=run.steps + 1), step)
-    if torch.is_grad_enabled() and not new.intact and bool((run.running & ~new.running).any()):
-        # Infinities of members that fail now would spoil the gradients of the others: step without them.
-        return _step(
-            replace(run, codes=new.codes, ended=new.ended, message=new.message, intact=False),
-            problem,
-            end,
-            left,
-            log,
-        )
-    log.certify(step)
-    return new
-
-
-def _move(run: FlowRun, problem: FlowProblem, h: Tensor, end: float) -> tuple[Step, Measure, Memory]:
-    """The step of the stepper, then that of the noise; members that have ended take no part."""
-    mu = _healthy(run)
-    step = problem.stepper.step(problem.field, run.t, h, mu, run.memory)
-    if problem.noise is None or problem.path is None:
-        return step, step.mu, step.memory
-    dW = problem.path.increment(float(run.t), min(float(run.t + h), end))
-    noise = problem.noise.increment(
-        run.t, mu, torch.from_numpy(dW).to(mu.coords[0]).expand(problem.noise.shape(mu))
-    )
-    noise = as_tangent(noise, "noise.increment")
-    return step, step.mu.move(noise), step.memory._replace(first=None)
-
-
-def _healthy(run: FlowRun) -> Measure:
-    """The state, with a member that still runs in place of those that have ended: a harmless stand-in."""
-    running = run.running.flatten()
-    if run.intact or bool(running.all()):
-        return run.mu
-    k = int(running.to(torch.int8).argmax())
-    batch = len(run.mu.batch)
-    one = run.mu.coords.map(
-        lambda c: c.detach().flatten(0, batch - 1)[k].expand_as(c) if batch else c.detach()
-    )
-    return where(run.running, run.mu, run.mu.at(one))
-
-
-def _accept(old: FlowRun, new: FlowRun, step: Step) -> FlowRun:
-    """Keep members that ended before or fail now at their last good state."""
-    blown = ~new.mu.finite()
-    failed = torch.zeros_like(old.codes) if step.failed is None else step.failed.expand(old.codes.shape)
-    codes = torch.where(blown, status.code("blow_up"), failed)
-    keep = old.running & (codes == 0)
-    mu = where(keep, new.mu, old.mu)
-    t = torch.where(keep, new.t, old.t) if old.t.ndim or not keep.ndim else new.t
-    message = old.message
-    failing = bool((old.running & (codes > 0)).any())
-    if failing:
-        size = max(float(c.detach().abs().max()) for c in old.mu.coords)
-        where_to = f"t = {float(old.t.max()):.17g}, dt = {float(old.dt.min()):.3g}, |x| = {size:.3g}"
-        left = f"the state leaves the finite numbers after {where_to}"
-        message = left if bool((codes == status.code("blow_up")).any()) else step.message
-    kept = replace(new, mu=mu, t=t, codes=old.codes, message=message)
-    return replace(_mark(kept, codes, codes > 0, old.t), intact=old.intact and not failing)
-
-
-def _mark(run: FlowRun, codes: Tensor | int, now: Tensor, t: Tensor | None = None) -> FlowRun:
-    """Give members a status, and note when."""
-    fresh = now & run.running
-    when = (run.t if t is None else t).expand(run.ended.shape)
-    codes = status.merge(run.codes, codes, now)
-    return replace(run, codes=codes, ended=torch.where(fresh, when, run.ended), intact=False)
-
-
-def _end(run: FlowRun, name: str, message: str) -> FlowRun:
-    marked = _mark(run, status.code(name), torch.ones_like(run.running))
-    return replace(marked, message=message)
+    Not so under noise, which climbs. A single rise is no failure: see `Fall.rose`.
+    """
+    fall = run.memory.fall
+    if fall is None or problem.noise is not None:
+        return run
+    rose = fall.rose() & run.running
+    if not bool(rose.any()):
+        return run
+    up, dt = float((fall.energy - fall.least)[rose].max()), float(run.dt)
+    message = f"the energy of a descent ends {up:.3g} above its least value: dt = {dt:g} is too long; pass "
+    message += f"dt={dt / 2:g}, or use Dopri5() or JKO()"
+    return replace(mark(run, status.code("unstable"), rose), message=message)
 
 
 def _trajectory(run: FlowRun, log: Recorder) -> Trajectory:
@@ -435,10 +261,10 @@ def _trajectory(run: FlowRun, log: Recorder) -> Trajectory:
     )
 
 
-def _finish(run: FlowRun, log: Recorder, on_failure: str) -> Trajectory:
+def _finish(run: FlowRun, error: Tensor, log: Recorder, on_failure: str) -> Trajectory:
     if not bool(run.running.any()) and (not log.ts or float(run.ended.max()) > log.ts[-1]):
         log.save(float(run.ended.max()), run.mu)  # the last state, between two save times
-    traj = _trajectory(run, log)
+    traj = replace(_trajectory(run, log), blow_up_error=error)
     bad = sorted(set(np.atleast_1d(traj.status).ravel().tolist()) - set(status.HARMLESS))
     if bad and on_failure == "raise":
         when = float(run.ended[~run.ended.isnan()].min())

@@ -44,6 +44,8 @@ class Trajectory:
         steps: number of steps that were tried.
         origin: what the run was started with: ``field`` and ``stepper`` in words, ``t0``, ``t1``, ``dt``,
             ``noise`` and its ``seed``, as far as there were any.
+        blow_up_error: error bar of the time of blow-up, from repetitions with shorter steps; NaN where there
+            is none, as after adaptive steps.
 
     >>> import otflow as of
     >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
@@ -66,6 +68,7 @@ class Trajectory:
     message: str = ""
     steps: int = 0
     origin: Mapping[str, Any] = field(default_factory=dict)
+    blow_up_error: Tensor = field(default_factory=lambda: torch.tensor(torch.nan))
 
     @property
     def final(self) -> Measure:
@@ -154,6 +157,7 @@ class Trajectory:
             certificates={name: own(a) for name, a in self.certificates.items()},
             status=_plain(np.asarray(self.status)[index]),
             blow_up_time=pick(self.blow_up_time, batch, index),
+            blow_up_error=pick(self.blow_up_error, batch, index),
             ended=pick(self.ended, batch, index),
         )
 

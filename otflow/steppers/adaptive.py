@@ -122,13 +122,18 @@ def _underflow(
     tiny = (dt > 0) & (dt_next < 4 * ulp)
     if checks.on_host(tiny) and not bool(tiny.any()):
         return failed
-    speed, size = (
-        sum(p.detach().double().reshape(*mu.batch, -1).abs().amax(-1) for p in c)
-        for c in (done.v[0], mu.coords)
-    )
+    speed, size = _reach(done.v[0], mu), _reach(mu.coords, mu)
     huge = size > 1e-8 * torch.finfo(mu.dtype).max
+    exploding = 1e4 * ulp * speed > size
     if done.failed is not None:  # an inner solver met numbers beyond floating point
-        huge = huge | (done.failed == code("blow_up"))
-    exploding = huge | ~(1e4 * ulp * speed <= size)  # a velocity that is not finite counts as exploding
-    codes = torch.where(exploding, code("blow_up"), code("stalled"))
+        exploding = exploding | (done.failed == code("blow_up"))
+    bad = torch.stack([~torch.isfinite(_reach(v, mu)) for v in done.v]).any(0)
+    codes = torch.where(bad, code("invalid"), code("stalled"))
+    codes = torch.where(huge, code("overflow"), codes)
+    codes = torch.where(exploding, code("blow_up"), codes)
     return torch.where(tiny, codes, torch.zeros_like(codes) if failed is None else failed)
+
+
+def _reach(u: Tangent, mu: Measure) -> Tensor:
+    """The largest coordinate of each member, summed over the pieces, (*batch,)."""
+    return torch.stack([p.detach().double().reshape(*mu.batch, -1).abs().amax(-1) for p in u]).sum(0)

@@ -16,16 +16,34 @@ from otflow.fields import Carry, VelocityField
 from otflow.measures import Measure
 
 
+class Fall(NamedTuple):
+    """How the energy of a descent has fallen under explicit steps, (*batch,) each."""
+
+    energy: Tensor
+    least: Tensor  # so far
+    power: Tensor  # dt |grad F|^2 in the step that led there: what it promised
+
+    def rose(self) -> Tensor:
+        """Whether the energy is above its least value by more than a step can explain.
+
+        At a kink, as of |x|, steps go to and fro for ever, and the energy too, by less than dt |grad F|^2.
+        """
+        slack = 2 * self.power + 1e-9 * (self.energy.abs() + self.least.abs())
+        return self.energy - self.least > slack
+
+
 class Memory(NamedTuple):
     """What a step leaves for the next one.
 
     ``first`` is the velocity at the new state when the step knows it already (it is forgotten where
-    weights jump or noise strikes); ``error`` is the last accepted error of an adaptive stepper.
+    weights jump or noise strikes); ``error`` is the last accepted error of an adaptive stepper; ``fall`` is
+    about the energy of a descent, and forgotten where noise strikes.
     """
 
     carry: Carry | None = None
     first: Tangent | None = None
     error: Tensor | None = None
+    fall: Fall | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +71,7 @@ class Stepper(ABC):
     """A one-step method. Pure: everything it remembers travels in `Memory`."""
 
     adaptive: bool = False
+    stability: float = 2.0  # steps longer than this over the largest modulus of the Jacobian may grow
 
     @abstractmethod
     def step(self, field: VelocityField, t: Tensor, dt: Tensor, mu: Measure, memory: Memory) -> Step:

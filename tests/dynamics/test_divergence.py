@@ -1,0 +1,246 @@
+"""What is said of runs that leave the finite numbers, or climb: blow-up, overflow, instability, no number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.special
+import torch
+from torch import Tensor
+
+import otflow as of
+
+FIXED = {"Euler": of.Euler, "Heun": of.Heun, "RK4": of.RK4}
+ONE = of.Particles([[1.0]])
+
+
+class Given(of.VelocityField):
+    """The velocity of a function of time and positions."""
+
+    def __init__(self, f: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.f = f
+
+    def velocity(self, t: Tensor, mu: of.Measure) -> of.Tangent:
+        return mu.coords.map(lambda x: self.f(t, x))
+
+
+def run(
+    f: Callable[[Tensor, Tensor], Tensor], stepper: of.Stepper, mu: of.Particles = ONE, **options: Any
+) -> Any:
+    return of.flow(mu, Given(f), stepper, on_failure="return", **options)
+
+
+def descend(U: Callable[[Tensor], Tensor], mu: of.Particles, stepper: of.Stepper, **options: Any) -> Any:
+    field = of.SteepestDescent(of.Potential(U), of.Wasserstein())
+    return of.flow(mu, field, stepper, on_failure="return", observe={"F": field.energy}, **options)
+
+
+# --- steps that are too long ---------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_a_stiff_decay_under_long_steps_is_unstable_and_raises() -> None:
+    with pytest.raises(
+        of.errors.FlowError, match=r"unstable.*dt = 1 is too long.*pass dt=.*Dopri5"
+    ) as caught:
+        of.flow(ONE, Given(lambda t, x: -30.0 * x), of.RK4(), t1=400.0, dt=1.0)
+    assert caught.value.trajectory.status == "unstable"
+    assert caught.value.trajectory.blow_up_time.isnan()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [1e3, 1e8])
+def test_no_rate_of_decay_is_taken_for_a_blow_up(rate: float) -> None:
+    traj = run(lambda t, x: -rate * x, of.RK4(), t1=100.0, dt=1.0)
+    assert traj.status == "unstable"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "rate", "limit"), [("Euler", 3.0, 2.0), ("RK4", 6.0, 2.785)])
+def test_the_step_that_is_named_survives(name: str, rate: float, limit: float) -> None:
+    traj = run(lambda t, x: -rate * x, FIXED[name](), t1=3000.0, dt=1.0, save_at=[3000.0])
+    assert traj.status == "unstable"
+    dt = float(traj.message.split("pass dt=")[1].split(",")[0])
+    assert 0 < dt * rate <= limit
+    assert run(lambda t, x: -rate * x, FIXED[name](), t1=30.0, dt=dt).status == "ok"
+
+
+@pytest.mark.slow
+def test_turning_too_fast_for_the_step_is_unstable() -> None:
+    """Complex eigenvalues: RK4 is stable up to 2.828 on the imaginary axis."""
+    turn = lambda t, x: 30 * torch.stack([-x[..., 1], x[..., 0]], -1)  # noqa: E731
+    traj = run(turn, of.RK4(), of.Particles([[1.0, 0.0]]), t1=500.0, dt=0.2, save_at=[500.0])
+    assert traj.status == "unstable"
+
+
+@pytest.mark.slow
+def test_a_growing_mode_of_a_decaying_cloud_is_found_by_its_jacobian() -> None:
+    stiff = torch.tensor([40.0, 1.0], dtype=torch.float64)
+    traj = run(
+        lambda t, x: -stiff * x, of.Euler(), of.Particles([[1.0, 1.0]]), t1=90.0, dt=0.1, save_at=[90.0]
+    )
+    assert traj.status == "unstable"
+
+
+# --- blow-up -------------------------------------------------------------------------------------------
+
+POLES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float, float]] = {
+    "square": (lambda t, x: x**2, 1.0, 1.0),
+    "cube": (lambda t, x: x**3, 1.0, 0.5),
+    "exponential": (lambda t, x: x * torch.exp(x**2), 0.5, float(scipy.special.exp1(0.25)) / 2),
+}
+
+
+@pytest.mark.slow(but_for=["cube-RK4-0.1", "exponential-Heun-0.02", "square-Euler-0.1"])
+@pytest.mark.parametrize("dt", [0.1, 0.02])
+@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize("pole", POLES)
+def test_times_of_blow_up_are_within_their_error_bars(pole: str, name: str, dt: float) -> None:
+    f, start, true = POLES[pole]
+    traj = run(f, FIXED[name](), of.Particles([[start]]), t1=5.0, dt=dt)
+    assert traj.status == "blow_up"
+    assert abs(traj.blow_up_time.item() - true) <= traj.blow_up_error.item() < 3 * dt
+
+
+def test_members_of_a_batch_have_times_of_their_own() -> None:
+    traj = run(lambda t, x: x**2, of.RK4(), of.Particles([[[2.0]], [[0.1]], [[4.0]]]), t1=1.0, dt=0.05)
+    assert traj.status.tolist() == ["blow_up", "ok", "blow_up"]
+    for i, true in ((0, 0.5), (2, 0.25)):
+        assert abs(traj.blow_up_time[i].item() - true) <= traj.blow_up_error[i].item()
+    assert traj.blow_up_error[1].isnan()
+
+
+def test_a_coarse_run_past_the_pole_is_a_blow_up_none_the_less() -> None:
+    traj = run(lambda t, x: x**2, of.RK4(), t1=5.0, dt=0.5)
+    assert traj.status == "blow_up"
+    assert abs(traj.blow_up_time.item() - 1.0) <= traj.blow_up_error.item()
+
+
+@pytest.mark.slow(but_for=["0.05"])
+@pytest.mark.parametrize("dt", [0.05, 1.0])
+def test_growth_at_a_constant_rate_is_no_blow_up(dt: float) -> None:
+    traj = run(lambda t, x: 40.0 * x, of.RK4(), t1=100.0, dt=dt, save_at=[100.0])
+    assert traj.status == "overflow"
+    assert traj.blow_up_time.isnan()
+
+
+def test_growth_at_a_constant_rate_is_no_blow_up_for_adaptive_steps_either() -> None:
+    big = of.Particles([[1e290]])
+    assert run(lambda t, x: 40.0 * x, of.Dopri5(rtol=1e-3), big, t1=100.0).status == "overflow"
+
+
+def test_error_bars_are_kept_in_files() -> None:
+    traj = run(lambda t, x: x**2, of.RK4(), t1=5.0, dt=0.1)
+    again = of.Trajectory.from_xarray(traj.to_xarray())
+    assert again.blow_up_error.item() == traj.blow_up_error.item()
+
+
+# --- no number -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stepper", [of.Euler(), of.RK4(), of.Dopri5()], ids=repr)
+@pytest.mark.parametrize("start", [0.0, 0.5])
+def test_a_velocity_that_is_no_number_is_invalid_and_named(stepper: of.Stepper, start: float) -> None:
+    dt = None if stepper.adaptive else 0.1
+    bad = lambda t, x: x * torch.where(t >= start, torch.nan, 0.1)  # noqa: E731
+    traj = run(bad, stepper, t1=1.0, dt=dt)
+    assert traj.status == "invalid"
+    assert "Given" in traj.message
+    assert float(traj.ended) == pytest.approx(start, abs=0.1)
+
+
+def test_a_part_of_a_sum_that_is_no_number_is_named() -> None:
+    one = np.eye(2)
+    field = of.SoftmaxAttention(one, one, -one) + Given(lambda t, x: torch.sqrt(0.5 - t) * x)
+    mu = of.Particles(np.random.default_rng(0).normal(size=(4, 2)))
+    traj = of.flow(mu, field, of.RK4(), t1=1.0, dt=0.1, on_failure="return")
+    assert (traj.status, "Given" in traj.message, "Softmax" in traj.message) == ("invalid", True, False)
+
+
+@pytest.mark.parametrize("stepper", [of.RK4(), of.Dopri5()], ids=repr)
+def test_a_weight_that_turns_nan_is_invalid(stepper: of.Stepper) -> None:
+    one = np.eye(2)
+    field = of.SoftmaxAttention(one, one, lambda t: one * (np.nan if float(t) > 0.5 else -1.0))
+    mu = of.Particles(np.random.default_rng(0).normal(size=(4, 2)))
+    dt = None if stepper.adaptive else 0.05
+    traj = of.flow(mu, field, stepper, t1=1.0, dt=dt, on_failure="return")
+    assert traj.status == "invalid"
+    assert "SoftmaxAttention" in traj.message
+
+
+# --- descents that climb -------------------------------------------------------------------------------
+
+
+def test_a_descent_that_climbs_is_unstable() -> None:
+    traj = descend(lambda x: x.square().sum(-1) / 2, ONE, of.RK4(), t1=30.0, dt=3.0)
+    assert traj.observed["F"][-1] > 100 * traj.observed["F"][0]
+    assert traj.status == "unstable"
+    assert "dt = 3" in traj.message
+
+
+def test_a_stiff_mode_that_grows_late_is_noticed_though_the_energy_ends_below_its_start() -> None:
+    stiff = torch.tensor([1.0, 25.0], dtype=torch.float64)
+    traj = descend(
+        lambda x: (stiff * x.square()).sum(-1) / 2, of.Particles([[10.0, 1e-6]]), of.Euler(), t1=3.5, dt=0.1
+    )
+    F = traj.observed["F"]
+    assert F.min() < F[-1] < F[0]
+    assert traj.status == "unstable"
+
+
+KINKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "|x|": lambda x: x.abs().sum(-1),
+    "relu": lambda x: torch.relu(x).sum(-1) - 0.5 * torch.relu(x - 1).sum(-1),
+    "two slopes": lambda x: (torch.tensor([1.0, 100.0], dtype=x.dtype) * x.abs()).sum(-1),
+    "largest": lambda x: x.abs().amax(-1),
+}
+
+
+@pytest.mark.slow(but_for=["*-Euler-0.033", "largest-RK4-*"])
+@pytest.mark.parametrize("start", [0.01, 0.033, 2.0])
+@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize("kink", KINKS)
+def test_steps_to_and_fro_at_a_kink_are_no_failure(kink: str, name: str, start: float) -> None:
+    mu = of.Particles(start * np.random.default_rng(1).normal(size=(5, 2)))
+    traj = descend(KINKS[kink], mu, FIXED[name](), t1=5.0, dt=0.1)
+    assert traj.status == "ok"
+    assert bool(torch.isfinite(traj.certificates["energy_gap"]).all())
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_tokens_that_attract_each_other_by_their_distance_are_no_failure(name: str) -> None:
+    pull = of.SteepestDescent(of.Interaction(lambda x, y: (x - y).norm(dim=-1)), of.Wasserstein())
+    mu = of.Particles(np.random.default_rng(2).normal(size=(6, 2)))
+    assert of.flow(mu, pull, FIXED[name](), t1=8.0, dt=0.1).status == "ok"
+
+
+def test_noise_climbs_and_that_is_no_failure() -> None:
+    field = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
+    mu = of.Particles(np.zeros((50, 2)))
+    traj = of.flow(mu, field, of.Euler(), t1=2.0, dt=0.1, noise=of.IndependentNoise(1.0, rng=0))
+    assert traj.status == "ok"
+
+
+def test_the_energy_gap_of_a_smooth_descent_is_negative_as_long_as_steps_are_short() -> None:
+    traj = descend(lambda x: x.square().sum(-1) / 2, ONE, of.Euler(), t1=2.0, dt=0.5)
+    gaps = traj.certificates["energy_gap"]
+    F = traj.observed["F"]
+    expected = F[1:] + 0.25 * 2 * F[:-1] - F[:-1]  # |v|^2 = 2 F
+    torch.testing.assert_close(gaps[1:], expected)
+    assert bool((gaps <= 0).all())
+
+
+# --- observables ---------------------------------------------------------------------------------------
+
+
+def test_an_observable_may_use_its_buffer_again() -> None:
+    buffer = torch.zeros(1, dtype=torch.float64)
+
+    def mean(mu: of.Measure) -> Tensor:
+        return buffer.copy_(mu.coords[0].mean())
+
+    traj = of.flow(ONE, Given(lambda t, x: -x), of.RK4(), t1=1.0, dt=0.25, observe={"mean": mean})
+    assert traj.observed["mean"].flatten().tolist() == pytest.approx(np.exp(-np.linspace(0, 1, 5)), abs=1e-3)
