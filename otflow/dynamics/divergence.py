@@ -14,31 +14,29 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from otflow.base import status
 from otflow.base.errors import InputError
-from otflow.base.tangent import Tangent
-from otflow.dynamics.recorder import Recorder
-from otflow.dynamics.stepping import FlowProblem, FlowRun, StepLimits, Suspects, advance
+from otflow.dynamics.repetition import STEPS, Repetitions, again, largest, radius, rate, size
+from otflow.dynamics.stepping import RECENT, FlowProblem, FlowRun, Suspects, Trail, mark
 from otflow.fields import VelocityField
 from otflow.fields.base import SumField
-from otflow.measures import Measure
-from otflow.steppers import Memory
+from otflow.measures import Measure, where
 
 # All chosen.
 HALVINGS = 12
-STEPS = 4000  # of one repetition
-ALL_STEPS = 16_000  # of all of one failure
+PATIENCE = 20.0  # seconds, if the run itself took less
 GROUPS = 16  # failures of a batch that are examined; more are called unstable without
 TOL = 0.02  # of times of failure, relative to the time since the start of the repetition
+VAGUE = 0.2  # error bars of times of blow-up, relative to the time since the start, that say too little
 RESOLVED = 0.25  # of the stability limit: where a step is short enough for errors to shrink with it
-POWER = 12  # iterations that estimate the largest modulus of the Jacobian
 GROWN = 1e3  # a state that grew by less than this did not run away
-FASTER = 10.0  # growth is faster than exponential if its rate has grown by this
+CLOSER = 64  # parts of a step by which a failure is approached
+FASTER = 4.0  # what the velocity gains on the way, if it is infinite there
 
 
 @dataclass(frozen=True)
@@ -49,49 +47,7 @@ class Diagnosis:
     time: Tensor  # of the blow-up
     error: Tensor  # its error bar
     message: str = ""
-
-
-@dataclass
-class _Trial:
-    """Repetitions of one failure from one start."""
-
-    start: FlowRun
-    suspects: Suspects
-    problem: FlowProblem
-    deadline: float | None
-    times: list[Tensor] = field(default_factory=list)  # of failure, NaN for all others
-    last: FlowRun | None = None
-    steps: int = 0
-
-    def run(self, h: float) -> Tensor:
-        """Which members survived the step h; ``times`` and ``last`` keep the rest."""
-        end = self.suspects.t + float(self.start.dt)
-        run = _again(self.start, self.suspects.which, self.problem, h, end, self.deadline)
-        left = (run.codes == status.code("unstable")) & self.suspects.which
-        self.times.append(torch.where(left, run.ended, torch.nan))
-        self.last, self.steps = run, self.steps + run.steps
-        # Those whose time was up are well if they have not grown: a short step takes long to get there.
-        calm = (run.codes == status.code("budget")) & (_size(run.mu) <= 2 * _size(self.start.mu))
-        return ((run.codes == 0) | calm) & self.suspects.which
-
-    @property
-    def over(self) -> bool:
-        late = self.deadline is not None and time.monotonic() > self.deadline
-        return late or self.steps > ALL_STEPS
-
-
-def _again(
-    start: FlowRun, which: Tensor, problem: FlowProblem, h: float, end: float, deadline: float | None
-) -> FlowRun:
-    """Some members once more, from a state before and with another step."""
-    others = torch.where(start.codes == 0, status.code("stopped"), start.codes)
-    run = replace(start, dt=torch.full_like(start.dt, h), memory=Memory(), steps=0, intact=False)
-    run = replace(run, codes=torch.where(which, 0, others), ended=torch.full_like(run.ended, torch.nan))
-    jumps = [s for s in problem.field.switches if float(run.t) < s < end]
-    for stop in (*jumps, end):
-        for state in advance(run, problem, stop, StepLimits(None, STEPS, deadline), Recorder({})):
-            run = state
-    return run
+    last: Measure | None = None  # before the blow-up
 
 
 @torch.no_grad()
@@ -101,17 +57,44 @@ def examine(run: FlowRun, problem: FlowProblem, deadline: float | None) -> tuple
     trail, quiet = problem.trail, replace(problem, trail=None)
     if trail is None:
         return _named(run, quiet), error
-    for suspects in trail.suspects[:GROUPS]:
-        found = _verdict(suspects, quiet, deadline)
-        blown = found.codes == status.code("blow_up")
+    deadline = _patience(trail, deadline)
+    run = _uphill(run, quiet)
+    late = _outgrown(run, problem)
+    if late is not None:
+        run = mark(run, status.code("unstable"), late.which)
+    for suspects in [*trail.suspects[:GROUPS], *([] if late is None else [late])]:
+        found = _careful(suspects, quiet, run.message, deadline)
+        blown = suspects.which & (found.codes == status.code("blow_up"))
         run = replace(
             run,
+            mu=run.mu if found.last is None else where(blown, found.last, run.mu),
             codes=torch.where(suspects.which, found.codes, run.codes),
             ended=torch.where(blown, found.time, run.ended),
             message=found.message or run.message,
         )
         error = torch.where(blown, found.error, error)
     return run, error
+
+
+def _patience(trail: Trail, deadline: float | None) -> float:
+    """Until when to examine: no longer than the run took, or some seconds."""
+    now = time.monotonic()
+    patience = now + max(PATIENCE, now - trail.began)
+    return patience if deadline is None else min(patience, deadline)
+
+
+def _careful(suspects: Suspects, problem: FlowProblem, message: str, deadline: float) -> Diagnosis:
+    """The verdict; where none is reached, whatever the reason, nothing but that the step was too long."""
+    before = suspects.past[-1]
+    unknown = torch.full_like(before.ended, torch.nan)
+    codes = torch.full_like(before.codes, status.code("unstable"))
+    try:
+        return _verdict(suspects, problem, deadline)
+    except KeyboardInterrupt:
+        why = "shorter steps were not tried, as the examination was interrupted"
+    except Exception as error:  # of a field or a solver that shorter steps led astray
+        why = f"shorter steps ended with {type(error).__name__}: {error}"
+    return Diagnosis(codes, unknown, unknown, f"{message}; {why}")
 
 
 def _named(run: FlowRun, problem: FlowProblem) -> FlowRun:
@@ -125,7 +108,7 @@ def _named(run: FlowRun, problem: FlowProblem) -> FlowRun:
     return replace(run, message=_not_a_number(name or repr(problem.field), t))
 
 
-def _verdict(suspects: Suspects, problem: FlowProblem, deadline: float | None) -> Diagnosis:
+def _verdict(suspects: Suspects, problem: FlowProblem, deadline: float) -> Diagnosis:
     before = suspects.past[-1]
     unknown = torch.full_like(before.ended, torch.nan)
     calm = len(suspects.past) == 1 or not _hurries(problem.field, suspects.past[-2], suspects.which)
@@ -133,7 +116,7 @@ def _verdict(suspects: Suspects, problem: FlowProblem, deadline: float | None) -
         codes = torch.full_like(before.codes, status.code("invalid"))
         return Diagnosis(codes, unknown, unknown, _not_a_number(name, float(before.t)))
     start, stiff = _resolved(suspects, problem)
-    trial = _Trial(start, suspects, problem, deadline)
+    trial = Repetitions(start, suspects, problem, deadline)
     return _judge(trial, *_repeat(trial, stiff))
 
 
@@ -143,6 +126,7 @@ def _resolved(suspects: Suspects, problem: FlowProblem) -> tuple[FlowRun, float]
     That state has the few latest behind it, so that there is time to see times of failure converge.
     """
     late = [run for run in suspects.past if run.steps <= max(suspects.past[-1].steps - 3, 0)]
+    late = late or [suspects.past[0]]  # of a large cloud few states are kept
     limit = problem.stepper.stability
     for run in reversed(late):
         z = float(run.dt) * radius(problem.field, run.t, run.mu, suspects.which)
@@ -151,7 +135,7 @@ def _resolved(suspects: Suspects, problem: FlowProblem) -> tuple[FlowRun, float]
     return late[0], 2.0 ** max(0, math.ceil(math.log2(min(z, 2.0**40) / limit)))
 
 
-def _repeat(trial: _Trial, divide: float) -> tuple[Tensor, float]:
+def _repeat(trial: Repetitions, divide: float) -> tuple[Tensor, float]:
     """Halve the step until all survive or all times of failure converge: who survived, and the last step."""
     which, h = trial.suspects.which, float(trial.start.dt) / divide
     survived = torch.zeros_like(which)
@@ -165,7 +149,7 @@ def _repeat(trial: _Trial, divide: float) -> tuple[Tensor, float]:
     return survived, h
 
 
-def _converged(trial: _Trial, h: float) -> tuple[Tensor, Tensor, Tensor]:
+def _converged(trial: Repetitions, h: float) -> tuple[Tensor, Tensor, Tensor]:
     """Whose times of failure converge to a positive time, that time, and its error bar; (*batch,) each.
 
     The bar is twice the last change and the step, by which any time is rounded.
@@ -179,25 +163,82 @@ def _converged(trial: _Trial, h: float) -> tuple[Tensor, Tensor, Tensor]:
     return (span > 0) & shrinks & (now <= TOL * span), c, 2 * (now + h)
 
 
-def _judge(trial: _Trial, survived: Tensor, h: float) -> Diagnosis:
+def _judge(trial: Repetitions, survived: Tensor, h: float) -> Diagnosis:
     which, start = trial.suspects.which, trial.start
-    last = start if trial.last is None else trial.last
+    last = trial.latest[-1]
     converged, when, error = _converged(trial, h)
     left = converged & ~survived
-    rate, before = (_rate(trial.problem.field, run) for run in (last, start))
-    growth = _size(last.mu) / _size(start.mu).clamp(min=1.0)
-    hurries = (rate * float(last.dt) > 1) & (rate.isfinite() | (growth > 10))
-    ran = (growth > GROWN) | hurries
-    faster = ~(rate <= FASTER * before)  # a velocity beyond floating point is faster
+    ran = (size(last.mu) > GROWN * size(start.mu).clamp(min=1.0)) | _hastens(trial, left, h)
+    slow = when - trial.halfway[-1] > TOL * (when - float(start.t)) + 2 * h  # NaN where it never came so far
     codes = torch.full_like(last.codes, status.code("unstable"))
-    for name, these in (("blow_up", ran & faster), ("overflow", ran & ~faster), ("invalid", ~ran)):
+    for name, these in (("blow_up", ran & ~slow), ("overflow", ran & slow), ("invalid", ~ran)):
         codes = torch.where(left & these, status.code(name), codes)
-    if bool((codes == status.code("blow_up"))[which].any()):
+    blown = which & (codes == status.code("blow_up"))
+    if bool(blown.any()):
         error = error + 3 * (_refined(trial, h) - when).abs()
-    return Diagnosis(codes, when, error, _message(trial, which & survived, torch.where(which, codes, 0), h))
+        vague = blown & ~(error <= VAGUE * (when - float(trial.suspects.past[0].t)))
+        codes = torch.where(vague, status.code("unstable"), codes)
+    message = _message(trial, which & survived, torch.where(which, codes, 0), h)
+    return Diagnosis(codes, when, error, message, last.mu)
 
 
-def _refined(trial: _Trial, h: float) -> Tensor:
+def _uphill(run: FlowRun, problem: FlowProblem) -> FlowRun:
+    """Descents that ended above their least energy by more than a step can explain are unstable.
+
+    Not so under noise, which climbs. A single rise is no failure: see `Fall.rose`.
+    """
+    fall = run.memory.fall
+    if fall is None or problem.noise is not None:
+        return run
+    rose = fall.rose() & run.running
+    if not bool(rose.any()):
+        return run
+    up, dt = float((fall.energy - fall.least)[rose].max()), float(run.dt)
+    message = f"the energy of a descent ends {up:.3g} above its least value: dt = {dt:g} is too long; pass "
+    message += f"dt={dt / 2:g}, or use Dopri5() or JKO()"
+    return replace(mark(run, status.code("unstable"), rose), message=message)
+
+
+def _outgrown(run: FlowRun, problem: FlowProblem) -> Suspects | None:
+    """Members that have grown a thousandfold, to finite numbers, but not as stable steps show it.
+
+    The latest steps are taken again in parts: what differs tenfold then grew by the step and not by the
+    equation, or not as fast as the equation says.
+    """
+    trail, limit = problem.trail, problem.stepper.stability
+    if trail is None or not trail.recent or problem.noise is not None or not math.isfinite(limit):
+        return None
+    grown = run.running & (size(run.mu) > GROWN * size(trail.start))
+    if not bool(grown.any()):
+        return None
+    old, before = trail.recent[0], trail.recent[-1]
+    try:
+        z = float(run.dt) * radius(problem.field, before.t, before.mu, grown)
+        if not z > limit:  # also where it is not known
+            return None
+        h, end = float(run.dt) * max(limit / (2 * z), RECENT / STEPS), float(run.t)
+        fine = again(old, grown, replace(problem, trail=None), h, end, time.monotonic() + PATIENCE)
+    except Exception:  # of somebody else's field: nothing is known
+        return None
+    ratio = size(fine.mu) / size(run.mu)
+    wrong = grown & ((fine.codes != 0) | (ratio < 0.1) | (ratio > 10))
+    return trail.suspect(wrong, float(run.t - run.dt)) if bool(wrong.any()) else None
+
+
+def _hastens(trial: Repetitions, which: Tensor, h: float) -> Tensor:
+    """Whether velocities run away as the failure is approached by shorter steps, (*batch,).
+
+    They do so before a pole, and settle before a state at which the field has no number to give.
+    """
+    if not bool(which.any()):
+        return which
+    first, last = trial.latest[0], trial.latest[-1]
+    closer = again(last, which, trial.problem, h / CLOSER, float(last.t) + 2 * h, trial.deadline)
+    before, after = (largest(trial.problem.field.evaluate(r.t, r.mu)[0], r.mu) for r in (first, closer))
+    return after > FASTER * before
+
+
+def _refined(trial: Repetitions, h: float) -> Tensor:
     """The time of failure if the run until the start of the repetitions had taken half of its step.
 
     Three times the difference is taken for what the steps before that start add to the error: Roache's factor
@@ -206,59 +247,49 @@ def _refined(trial: _Trial, h: float) -> Tensor:
     start = trial.start
     near = [run for run in trial.suspects.past if 2 * (start.steps - run.steps) <= STEPS]
     origin = min(near, key=lambda run: run.steps)
-    half = _again(
+    half = again(
         origin, trial.suspects.which, trial.problem, float(start.dt) / 2, float(start.t), trial.deadline
     )
-    other = _Trial(replace(half, dt=start.dt), trial.suspects, trial.problem, trial.deadline)
+    other = Repetitions(replace(half, dt=start.dt), trial.suspects, trial.problem, trial.deadline)
     other.run(h)
     return other.times[-1]
 
 
 def _hurries(field: VelocityField, run: FlowRun, which: Tensor) -> bool:
     """Whether a step moves some of these members by more than a tenth of their size."""
-    return bool((_rate(field, run) * float(run.dt) > 0.1)[which].any())
+    return bool((rate(field, run) * float(run.dt) > 0.1)[which].any())
 
 
-def _rate(field: VelocityField, run: FlowRun) -> Tensor:
-    """|v| / |x| of each member, (*batch,): the rate of its growth."""
-    v, _ = field.evaluate(run.t, run.mu)
-    return _largest(v, run.mu) / _size(run.mu).clamp(min=1e-300)
-
-
-def _message(trial: _Trial, survived: Tensor, codes: Tensor, h: float) -> str:
+def _message(trial: Repetitions, survived: Tensor, codes: Tensor, h: float) -> str:
     start, field = trial.start, trial.problem.field
     dt, until = float(start.dt), f"before t = {trial.suspects.t:.6g}"
-    if bool((codes == status.code("invalid")).any()) and trial.last is not None:
+    if bool((codes == status.code("invalid")).any()):
         ahead = torch.full_like(start.t, trial.suspects.t)
-        return _not_a_number(broken(field, ahead, trial.last.mu) or repr(field), float(trial.last.t))
+        return _not_a_number(
+            broken(field, ahead, trial.latest[-1].mu) or repr(field), float(trial.latest[-1].t)
+        )
     if bool((codes == status.code("blow_up")).any()):
         return f"the state leaves the finite numbers {until}, whatever the step"
     if bool((codes == status.code("overflow")).any()):
         return (
             f"the state grows beyond floating point {until}, by a constant rate; stop before, or rescale it"
         )
-    if not bool(survived.any()):
-        known = radius(field, start.t, start.mu, trial.suspects.which)
-        h = trial.problem.stepper.stability / known if known > 0 else h
-    return f"the step dt = {dt:g} is too long {until}: pass dt={h:.2g}, or use Dopri5()"
+    if bool(survived.any()):
+        return f"the step dt = {dt:g} is too long {until}: pass dt={h:.2g}, or use Dopri5()"
+    said = ", and there was no time for all repetitions with shorter steps" if trial.late else ""
+    known = radius(field, start.t, start.mu, trial.suspects.which)
+    h = min(h, trial.problem.stepper.stability / known if known > 0 else h)
+    remedy = f"pass dt={h:.2g}, or use Dopri5()"
+    return f"the state leaves the finite numbers {until} with dt = {dt:g}{said}: {remedy}"
 
 
 def _not_a_number(name: str, t: float) -> str:
     return f"the velocity of {name} is not a number at t = {t:.6g}; let it return finite numbers there"
 
 
-def _size(mu: Measure) -> Tensor:
-    """The largest coordinate of each member, (*batch,)."""
-    return _largest(mu.coords, mu)
-
-
-def _largest(u: Tangent, mu: Measure) -> Tensor:
-    return torch.stack([p.double().abs().reshape(*mu.batch, -1).amax(-1) for p in u]).amax(0)
-
-
 def broken(field: VelocityField, t: Tensor, mu: Measure) -> str | None:
     """The first part of a field whose velocity is not finite though the state is moderate, if any."""
-    if not bool((_size(mu) < torch.finfo(mu.dtype).max ** 0.25).all()):
+    if not bool((size(mu) < torch.finfo(mu.dtype).max ** 0.25).all()):
         return None
     for term in field.terms if isinstance(field, SumField) else (field,):
         try:
@@ -268,28 +299,3 @@ def broken(field: VelocityField, t: Tensor, mu: Measure) -> str | None:
         if not all(bool(torch.isfinite(p).all()) for p in v):
             return repr(term)
     return None
-
-
-def radius(field: VelocityField, t: Tensor, mu: Measure, which: Tensor) -> float:
-    """The largest modulus of the Jacobian among some members, by the power method; NaN if it has none.
-
-    The growth of a vector over the second half of the iterations, which is right for pairs of complex
-    eigenvalues too.
-    """
-    seed = torch.Generator().manual_seed(0)
-    u = Tangent(torch.randn(c.shape, generator=seed, dtype=torch.float64).to(c) for c in mu.coords)
-    growth = []
-    try:
-        for _ in range(POWER):
-            size = _norm(u, mu)
-            u = u.map(lambda p, s=size: p / s.reshape(*s.shape, *[1] * (p.ndim - s.ndim)).clamp(min=1e-300))
-            u = field.linearised(t, mu, u, torch.zeros_like(t))
-            growth.append(_norm(u, mu))
-    except Exception:  # a field of somebody else may have no derivative, and says so in its own way
-        return math.nan
-    rates = torch.stack(growth[POWER // 2 :]).log().mean(0).exp()
-    return float(rates[which].amax())
-
-
-def _norm(u: Tangent, mu: Measure) -> Tensor:
-    return torch.stack([p.double().square().reshape(*mu.batch, -1).sum(-1) for p in u]).sum(0).sqrt()

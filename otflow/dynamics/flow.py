@@ -21,7 +21,7 @@ from otflow.dynamics.divergence import broken, examine
 from otflow.dynamics.noise import BrownianPath, Noise
 from otflow.dynamics.recorder import Observables, Recorder, observables
 from otflow.dynamics.schedule import StepEnd, saves_start, schedule
-from otflow.dynamics.stepping import FlowProblem, FlowRun, StepLimits, Stop, Trail, advance, conclude, mark
+from otflow.dynamics.stepping import FlowProblem, FlowRun, StepLimits, Stop, Trail, advance, conclude
 from otflow.dynamics.trajectory import Trajectory
 from otflow.fields import VelocityField
 from otflow.fields.base import extended
@@ -87,9 +87,9 @@ def flow(
         if saves_start(times.t0, times.t1, save_at):
             log.save(times.t0, mu0)
         with bar(*_extent(times, ends, stepper), progress=progress) as shown:
-            problem = FlowProblem(field, stepper, noise, path, None if stepper.adaptive else Trail())
+            problem = FlowProblem(field, stepper, noise, path, None if stepper.adaptive else Trail(mu0))
             run = _drive(run, problem, ends, limits, log, shown)
-    run, error = examine(_uphill(run, problem), problem, limits.deadline)
+    run, error = examine(run, problem, limits.deadline)
     return _finish(run, error, log, on_failure)
 
 
@@ -228,23 +228,6 @@ def _reached(run: FlowRun, stepper: Stepper) -> float:
     return float(going.min() if going.numel() else run.t.max())
 
 
-def _uphill(run: FlowRun, problem: FlowProblem) -> FlowRun:
-    """Descents that ended above their least energy by more than a step can explain are unstable.
-
-    Not so under noise, which climbs. A single rise is no failure: see `Fall.rose`.
-    """
-    fall = run.memory.fall
-    if fall is None or problem.noise is not None:
-        return run
-    rose = fall.rose() & run.running
-    if not bool(rose.any()):
-        return run
-    up, dt = float((fall.energy - fall.least)[rose].max()), float(run.dt)
-    message = f"the energy of a descent ends {up:.3g} above its least value: dt = {dt:g} is too long; pass "
-    message += f"dt={dt / 2:g}, or use Dopri5() or JKO()"
-    return replace(mark(run, status.code("unstable"), rose), message=message)
-
-
 def _trajectory(run: FlowRun, log: Recorder) -> Trajectory:
     blown = run.codes == status.code("blow_up")
     return Trajectory(
@@ -262,6 +245,7 @@ def _trajectory(run: FlowRun, log: Recorder) -> Trajectory:
 
 
 def _finish(run: FlowRun, error: Tensor, log: Recorder, on_failure: str) -> Trajectory:
+    log.cut(run.codes == status.code("blow_up"), run.ended, run.mu)
     if not bool(run.running.any()) and (not log.ts or float(run.ended.max()) > log.ts[-1]):
         log.save(float(run.ended.max()), run.mu)  # the last state, between two save times
     traj = replace(_trajectory(run, log), blow_up_error=error)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
-from otflow.measures import Measure
+from otflow.measures import Measure, where
 from otflow.steppers import Step
 
 Observables = Mapping[str, Callable[[Measure], Any]]
@@ -63,6 +63,28 @@ class Recorder:
         for name, value in step.certificate.items():
             self.worst[name] = torch.fmax(self.worst[name], value) if name in self.worst else value
 
+    def cut(self, blown: Tensor, ended: Tensor, last: Measure) -> None:
+        """Forget what was saved of members after they had blown up; in a batch, their last state stays.
+
+        A long step jumps over a pole and finds finite numbers beyond, which mean nothing.
+        """
+        late = [blown & (t > ended) for t in self.ts]
+        first = next((k for k, over in enumerate(late) if bool(over.any())), len(late))
+        rows = list(zip(self.ts, self.measures, self.certificates, self.rests, late, strict=True))[first:]
+        kept: list[list[Any]] = [
+            self.ts,
+            self.measures,
+            self.certificates,
+            self.rests,
+            *self.observed.values(),
+        ]
+        for column in kept:
+            del column[first:]
+        for t, mu, worst, rest, over in rows if last.batch else ():
+            self.worst = {name: _without(over, value) for name, value in worst.items()}
+            self.moved = not rest
+            self.save(t, where(over, last, mu))
+
     def certificate_table(self) -> dict[str, Tensor]:
         """Worst values between saves: 0 where no step was taken, as at t0, and NaN where one left nothing.
 
@@ -76,6 +98,11 @@ class Recorder:
         blank = {True: torch.zeros_like(like), False: torch.full_like(like, torch.nan)}
         rows = zip(self.certificates, self.rests, strict=True)
         return torch.stack(torch.broadcast_tensors(*(row.get(name, blank[rest]) for row, rest in rows)))
+
+
+def _without(members: Tensor, value: Tensor) -> Tensor:
+    """A certificate with NaN for some members, if it has one number for each."""
+    return torch.where(members, torch.nan, value) if value.shape == members.shape else value
 
 
 def observables(observe: Observables | None) -> Observables:

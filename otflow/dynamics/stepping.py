@@ -22,9 +22,9 @@ from otflow.steppers import Memory, Step, Stepper
 # Chosen: a batch of at least MANY members goes on without those that have arrived once no more than the
 # part FEW of it still runs.
 MANY, FEW = 512, 0.8
-RECENT = (
-    8  # states kept at hand; chosen: from x' = x^2 it takes three steps past the pole to leave the numbers
-)
+# Chosen: states kept at hand, as it takes three steps past the pole of x' = x^2 to leave the numbers, and the
+# numbers that all states kept may have together (128 MB).
+RECENT, ROOM = 8, 2**24
 Stop = Callable[[Tensor, Measure], Any]
 
 
@@ -40,31 +40,37 @@ class Suspects:
     """Members that left the finite numbers in one step of fixed length."""
 
     which: Tensor  # (*batch,)
-    past: tuple[
-        FlowRun, ...
-    ]  # good states before, oldest first: the latest few, and fewer and fewer of older ones
+    past: tuple[FlowRun, ...]  # good states, oldest first: the latest few, and fewer and fewer of older ones
     t: float  # when that step would have ended
 
 
 class Trail:
     """The states of a run with fixed steps that would be looked at again if it left the finite numbers."""
 
-    def __init__(self) -> None:
-        self.recent: deque[FlowRun] = deque(maxlen=RECENT)
-        self.sparse: list[FlowRun] = []  # after 0, 1, 2, 4, 8, ... steps
+    def __init__(self, mu: Measure) -> None:
+        self.room = max(1, ROOM // max(1, sum(c.numel() for c in mu.coords)))
+        self.start = mu
+        self.recent: deque[FlowRun] = deque(maxlen=min(RECENT, self.room))
+        self.sparse: list[FlowRun] = []  # after 0, 1, 2, 4, 8, ... steps, as long as there is room
         self.suspects: list[Suspects] = []
+        self.began = time.monotonic()
 
     def follow(self, old: FlowRun, new: FlowRun) -> None:
         """Take the state before a step along, and notice what that step has broken."""
-        if old.steps & (old.steps - 1) == 0:
-            self.sparse.append(old)
-        self.recent.append(old)
+        state = replace(old, memory=Memory())  # without the potentials of inner solvers
+        if old.steps & (old.steps - 1) == 0 and len(self.sparse) + RECENT < self.room:
+            self.sparse.append(state)
+        self.recent.append(state)
         if new.intact:
             return
         which = old.running & (new.codes == status.code("unstable"))
         if bool(which.any()):
-            before = [run for run in self.sparse if run.steps < self.recent[0].steps]
-            self.suspects.append(Suspects(which, (*before, *self.recent), float(old.t + old.dt)))
+            self.suspects.append(self.suspect(which, float(old.t + old.dt)))
+
+    def suspect(self, which: Tensor, t: float) -> Suspects:
+        """Some members, of which the states kept are to be looked at again."""
+        before = [run for run in self.sparse if run.steps < self.recent[0].steps]
+        return Suspects(which, (*before, *self.recent), t)
 
 
 @dataclass(frozen=True)

@@ -125,8 +125,9 @@ def _underflow(
     speed, size = _reach(done.v[0], mu), _reach(mu.coords, mu)
     huge = size > 1e-8 * torch.finfo(mu.dtype).max
     exploding = 1e4 * ulp * speed > size
-    if done.failed is not None:  # an inner solver met numbers beyond floating point
-        exploding = exploding | (done.failed == code("blow_up"))
+    if done.failed is not None:  # an inner solver met scores beyond floating point
+        large = size > torch.finfo(mu.dtype).max ** 0.25
+        exploding = exploding | (large & (done.failed == code("blow_up")))
     bad = torch.stack([~torch.isfinite(_reach(v, mu)) for v in done.v]).any(0)
     codes = torch.where(bad, code("invalid"), code("stalled"))
     codes = torch.where(huge, code("overflow"), codes)

@@ -71,7 +71,7 @@ class Stepper(ABC):
     """A one-step method. Pure: everything it remembers travels in `Memory`."""
 
     adaptive: bool = False
-    stability: float = 2.0  # steps longer than this over the largest modulus of the Jacobian may grow
+    stability: float = 2.0  # longer steps, times the largest modulus of the Jacobian, may grow
 
     @abstractmethod
     def step(self, field: VelocityField, t: Tensor, dt: Tensor, mu: Measure, memory: Memory) -> Step:

@@ -1,0 +1,122 @@
+"""Repetitions: a stretch of a run once more, from a state before and with shorter steps."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from otflow.base import status
+from otflow.base.tangent import Tangent, align
+from otflow.dynamics.recorder import Recorder
+from otflow.dynamics.stepping import FlowProblem, FlowRun, StepLimits, Suspects, advance
+from otflow.fields import VelocityField
+from otflow.measures import Measure
+from otflow.steppers import Memory
+
+# Chosen.
+STEPS = 4000  # of one repetition
+ALL_STEPS = 16_000  # of all of one failure
+LATEST = 5  # states of a repetition that are kept
+POWER = 12  # iterations that estimate the largest modulus of the Jacobian
+
+
+def again(
+    start: FlowRun, which: Tensor, problem: FlowProblem, h: float, end: float, deadline: float
+) -> FlowRun:
+    """Some members once more, from a state before and with another step."""
+    return deque(_states(start, which, problem, h, end, deadline), maxlen=1).pop()
+
+
+def _states(
+    start: FlowRun, which: Tensor, problem: FlowProblem, h: float, end: float, deadline: float
+) -> Iterator[FlowRun]:
+    others = torch.where(start.codes == 0, status.code("stopped"), start.codes)
+    run = replace(start, dt=torch.full_like(start.dt, h), memory=Memory(), steps=0, intact=False)
+    run = replace(run, codes=torch.where(which, 0, others), ended=torch.full_like(run.ended, torch.nan))
+    yield run  # the start itself
+    jumps = [s for s in problem.field.switches if float(run.t) < s < end]
+    for stop in (*jumps, end):
+        for state in advance(run, problem, stop, StepLimits(None, STEPS, deadline), Recorder({})):
+            run = state
+            yield run
+
+
+@dataclass
+class Repetitions:
+    """Repetitions of one failure from one start."""
+
+    start: FlowRun
+    suspects: Suspects
+    problem: FlowProblem
+    deadline: float
+    times: list[Tensor] = field(default_factory=list)  # of failure, NaN for all others
+    latest: deque[FlowRun] = field(default_factory=lambda: deque(maxlen=LATEST))  # of the last repetition
+    halfway: list[Tensor] = field(default_factory=list)  # when log |x| had come half of the way
+    steps: int = 0
+
+    def run(self, h: float) -> Tensor:
+        """Which members survived the step h; ``times`` and ``last`` keep the rest."""
+        end = self.suspects.t + float(self.start.dt)
+        states = _states(self.start, self.suspects.which, self.problem, h, end, self.deadline)
+        halfway = torch.full_like(self.start.ended, torch.nan)
+        middle = size(self.start.mu).clamp(min=1.0).sqrt() * math.sqrt(torch.finfo(self.start.mu.dtype).max)
+        for run in states:
+            self.latest.append(run)
+            halfway = torch.where((size(run.mu) > middle) & halfway.isnan(), run.t, halfway)
+        run = self.latest[-1]
+        left = (run.codes == status.code("unstable")) & self.suspects.which
+        self.times.append(torch.where(left, run.ended, torch.nan))
+        self.halfway.append(halfway)
+        self.steps += run.steps
+        # Those whose time was up are well if they have not grown: a short step takes long to get there.
+        calm = (run.codes == status.code("budget")) & (size(run.mu) <= 2 * size(self.start.mu))
+        return ((run.codes == 0) | calm) & self.suspects.which
+
+    @property
+    def over(self) -> bool:
+        return self.late or self.steps > ALL_STEPS
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() > self.deadline
+
+
+def rate(field: VelocityField, run: FlowRun) -> Tensor:
+    """|v| / |x| of each member, (*batch,): the rate of its growth."""
+    v, _ = field.evaluate(run.t, run.mu)
+    return largest(v, run.mu) / size(run.mu).clamp(min=1e-300)
+
+
+def size(mu: Measure) -> Tensor:
+    """The largest coordinate of each member, (*batch,)."""
+    return largest(mu.coords, mu)
+
+
+def largest(u: Tangent, mu: Measure) -> Tensor:
+    return torch.stack([p.double().abs().reshape(*mu.batch, -1).amax(-1) for p in u]).amax(0)
+
+
+def radius(field: VelocityField, t: Tensor, mu: Measure, which: Tensor) -> float:
+    """The largest modulus of the Jacobian among some members, by the power method; NaN if it has none.
+
+    The growth of a vector over the second half of the iterations, which is right for pairs of complex
+    eigenvalues too. Infinite where the Jacobian is beyond floating point.
+    """
+    seed = torch.Generator().manual_seed(0)
+    u = Tangent(torch.randn(c.shape, generator=seed, dtype=torch.float64).to(c) for c in mu.coords)
+    growth = []
+    try:
+        for _ in range(POWER):
+            length = largest(u, mu).clamp(min=1e-300)
+            u = field.linearised(t, mu, Tangent(p / align(length, p) for p in u), torch.zeros_like(t))
+            growth.append(largest(u, mu))
+    except Exception:  # a field of somebody else may have no derivative, and says so in its own way
+        return math.nan
+    rates = torch.stack(growth)[..., which]
+    return math.inf if bool(rates.isinf().any()) else float(rates[POWER // 2 :].log().mean(0).exp().amax())
