@@ -34,7 +34,9 @@ GROUPS = 16  # failures of a batch that are examined; more are called unstable w
 TOL = 0.02  # of times of failure, relative to the time since the start of the repetition
 VAGUE = 0.2  # error bars of times of blow-up, relative to the time since the start, that say too little
 RESOLVED = 0.25  # of the stability limit: where a step is short enough for errors to shrink with it
+SIMILAR = 1.5  # ratio of lengths of steps, in units of the limit of stability, that hardly differ
 GROWN = 1e3  # a state that grew by less than this did not run away
+EDGE = 1e-8  # of the largest number: what is beyond has run away
 CLOSER = 64  # parts of a step by which a failure is approached
 FASTER = 4.0  # what the velocity gains on the way, if it is infinite there
 
@@ -123,16 +125,20 @@ def _verdict(suspects: Suspects, problem: FlowProblem, deadline: float) -> Diagn
 def _resolved(suspects: Suspects, problem: FlowProblem) -> tuple[FlowRun, float]:
     """The latest good state at which the step was short enough, and by what to divide the step at first.
 
-    That state has the few latest behind it, so that there is time to see times of failure converge.
+    That state has the few latest behind it, so that there is time to see times of failure converge. Where
+    every step was too long, it is the oldest: nothing after it can be trusted. But if all were as much
+    too long, as those of a linear field are, the latest tells as much, and sooner.
     """
     late = [run for run in suspects.past if run.steps <= max(suspects.past[-1].steps - 3, 0)]
     late = late or [suspects.past[0]]  # of a large cloud few states are kept
-    limit = problem.stepper.stability
+    limit, lengths = problem.stepper.stability, []
     for run in reversed(late):
         z = float(run.dt) * radius(problem.field, run.t, run.mu, suspects.which)
         if not z > RESOLVED * limit:  # also where it is not known
             return run, 1.0
-    return late[0], 2.0 ** max(0, math.ceil(math.log2(min(z, 2.0**40) / limit)))
+        lengths.append(min(z, 2.0**40))
+    start = late[-1] if max(lengths) <= SIMILAR * min(lengths) else late[0]
+    return start, 2.0 ** max(0, math.ceil(math.log2(lengths[-1] / limit)))
 
 
 def _repeat(trial: Repetitions, divide: float) -> tuple[Tensor, float]:
@@ -168,8 +174,9 @@ def _judge(trial: Repetitions, survived: Tensor, h: float) -> Diagnosis:
     last = trial.latest[-1]
     converged, when, error = _converged(trial, h)
     left = converged & ~survived
-    ran = (size(last.mu) > GROWN * size(start.mu).clamp(min=1.0)) | _hastens(trial, left, h)
-    slow = when - trial.halfway[-1] > TOL * (when - float(start.t)) + 2 * h  # NaN where it never came so far
+    far = torch.clamp(GROWN * size(start.mu).clamp(min=1.0), max=EDGE * torch.finfo(last.mu.dtype).max)
+    ran = (size(last.mu) > far) | _hastens(trial, left, h)
+    slow = when - trial.halfway() > TOL * (when - float(start.t)) + 2 * h  # NaN: it never came so far
     codes = torch.full_like(last.codes, status.code("unstable"))
     for name, these in (("blow_up", ran & ~slow), ("overflow", ran & slow), ("invalid", ~ran)):
         codes = torch.where(left & these, status.code(name), codes)
@@ -284,11 +291,15 @@ def _message(trial: Repetitions, survived: Tensor, codes: Tensor, h: float) -> s
 
 
 def _not_a_number(name: str, t: float) -> str:
-    return f"the velocity of {name} is not a number at t = {t:.6g}; let it return finite numbers there"
+    remedy = "let it return finite numbers there, or rescale what overflows"
+    return f"the velocity of {name} is not finite at t = {t:.6g}; {remedy}"
 
 
 def broken(field: VelocityField, t: Tensor, mu: Measure) -> str | None:
-    """The first part of a field whose velocity is not finite though the state is moderate, if any."""
+    """The first part of a field whose velocity is not finite though the state is moderate, if any.
+
+    It is no number, or overflows: exp(x.x) does so at |x| = 27.
+    """
     if not bool((size(mu) < torch.finfo(mu.dtype).max ** 0.25).all()):
         return None
     for term in field.terms if isinstance(field, SumField) else (field,):

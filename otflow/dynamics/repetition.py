@@ -20,8 +20,8 @@ from otflow.measures import Measure
 from otflow.steppers import Memory
 
 # Chosen.
-STEPS = 4000  # of one repetition
-ALL_STEPS = 16_000  # of all of one failure
+STEPS = 2000  # of one repetition
+ALL_STEPS = 10_000  # of all of one failure
 LATEST = 5  # states of a repetition that are kept
 POWER = 12  # iterations that estimate the largest modulus of the Jacobian
 
@@ -57,26 +57,32 @@ class Repetitions:
     deadline: float
     times: list[Tensor] = field(default_factory=list)  # of failure, NaN for all others
     latest: deque[FlowRun] = field(default_factory=lambda: deque(maxlen=LATEST))  # of the last repetition
-    halfway: list[Tensor] = field(default_factory=list)  # when log |x| had come half of the way
+    sizes: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # of the last one: time and |x|
     steps: int = 0
 
     def run(self, h: float) -> Tensor:
         """Which members survived the step h; ``times`` and ``last`` keep the rest."""
         end = self.suspects.t + float(self.start.dt)
         states = _states(self.start, self.suspects.which, self.problem, h, end, self.deadline)
-        halfway = torch.full_like(self.start.ended, torch.nan)
-        middle = size(self.start.mu).clamp(min=1.0).sqrt() * math.sqrt(torch.finfo(self.start.mu.dtype).max)
+        self.sizes = []
         for run in states:
             self.latest.append(run)
-            halfway = torch.where((size(run.mu) > middle) & halfway.isnan(), run.t, halfway)
+            self.sizes.append((run.t, size(run.mu)))
         run = self.latest[-1]
         left = (run.codes == status.code("unstable")) & self.suspects.which
         self.times.append(torch.where(left, run.ended, torch.nan))
-        self.halfway.append(halfway)
         self.steps += run.steps
         # Those whose time was up are well if they have not grown: a short step takes long to get there.
         calm = (run.codes == status.code("budget")) & (size(run.mu) <= 2 * size(self.start.mu))
         return ((run.codes == 0) | calm) & self.suspects.which
+
+    def halfway(self) -> Tensor:
+        """When log |x| had come half of the way to its end, (*batch,); NaN if that is not far."""
+        times, sizes = (torch.stack(column) for column in zip(*self.sizes, strict=True))
+        first, last = sizes[0].clamp(min=1.0), sizes[-1]
+        index = (sizes < first.sqrt() * last.sqrt()).sum(0).clamp(max=len(times) - 1)
+        far = last > math.sqrt(torch.finfo(self.start.mu.dtype).max)
+        return torch.where(far, times[index], torch.nan)
 
     @property
     def over(self) -> bool:

@@ -36,8 +36,9 @@ class Trajectory:
         observed: name -> values (T, *batch, ...).
         certificates: name -> worst value since the previous save time, (T, *batch) or (T,); 0 at the start,
             where nothing has happened yet.
-        status: how the run ended: "ok", "stopped", "blow_up", ... ; an array of these for a batch.
-        blow_up_time: time of the last finite state of the members that blew up, else NaN; (*batch,).
+        status: how the run ended: "ok", "stopped", "blow_up", "unstable", ...; an array of these for a batch.
+        blow_up_time: time of the last finite state of the members that blew up, by the shortest steps that
+            were taken, else NaN; (*batch,).
         ended: time at which a member ended early, else NaN; (*batch,). The last entry of a batch that ended
             as a whole holds each member at its own time.
         message: why a run ended early, in words.

@@ -85,6 +85,34 @@ def test_a_growing_mode_of_a_decaying_cloud_is_found_by_its_jacobian() -> None:
     assert traj.status == "unstable"
 
 
+@pytest.mark.thorough
+def test_growth_by_long_steps_to_finite_numbers_is_unstable() -> None:
+    """It reaches 1e226 at t = 20, and would leave the finite numbers at 28."""
+    traj = run(lambda t, x: -1000.0 * x, of.RK4(), t1=20.0, dt=1.0)
+    assert traj.status == "unstable"
+    assert "dt = 1 " in traj.message
+
+
+def test_a_stiff_mode_that_grows_beside_one_that_should_is_unstable() -> None:
+    rates = torch.tensor([3.0, -300.0], dtype=torch.float64)
+    traj = run(lambda t, x: rates * x, of.RK4(), of.Particles([[1.0, 1.0]]), t1=1.0, dt=0.1)
+    assert traj.status == "unstable"
+
+
+def test_growth_that_the_equation_asks_for_is_no_failure() -> None:
+    traj = run(lambda t, x: 3.0 * x, of.Euler(), t1=8.0, dt=0.5)
+    assert traj.x[-1] > 1e6
+    assert traj.status == "ok"
+
+
+@pytest.mark.thorough
+def test_a_pole_that_a_long_step_jumps_over_is_found() -> None:
+    """Euler steps of 0.5 reach 9e32 at t = 5, far beyond the pole of tan t."""
+    traj = run(lambda t, x: 1 + x * x, of.Euler(), of.Particles([[0.0]]), t1=5.0, dt=0.5)
+    assert traj.status == "blow_up"
+    assert abs(traj.blow_up_time.item() - np.pi / 2) <= traj.blow_up_error.item()
+
+
 # --- blow-up -------------------------------------------------------------------------------------------
 
 POLES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float, float]] = {
@@ -119,8 +147,8 @@ def test_a_coarse_run_past_the_pole_is_a_blow_up_none_the_less() -> None:
     assert abs(traj.blow_up_time.item() - 1.0) <= traj.blow_up_error.item()
 
 
-@pytest.mark.slow(but_for=["0.05"])
-@pytest.mark.parametrize("dt", [0.05, 1.0])
+@pytest.mark.slow(but_for=["0.02"])
+@pytest.mark.parametrize("dt", [0.02, 0.05, 1.0])
 def test_growth_at_a_constant_rate_is_no_blow_up(dt: float) -> None:
     traj = run(lambda t, x: 40.0 * x, of.RK4(), t1=100.0, dt=dt, save_at=[100.0])
     assert traj.status == "overflow"
@@ -130,6 +158,84 @@ def test_growth_at_a_constant_rate_is_no_blow_up(dt: float) -> None:
 def test_growth_at_a_constant_rate_is_no_blow_up_for_adaptive_steps_either() -> None:
     big = of.Particles([[1e290]])
     assert run(lambda t, x: 40.0 * x, of.Dopri5(rtol=1e-3), big, t1=100.0).status == "overflow"
+
+
+@pytest.mark.thorough
+def test_growth_that_is_double_exponential_is_no_blow_up() -> None:
+    """x log x: log x = e^t passes 709 at t = 6.6, but no time is the last."""
+    traj = run(lambda t, x: x * torch.log(x), of.RK4(), of.Particles([[np.e]]), t1=20.0, dt=0.1)
+    assert traj.status == "overflow"
+
+
+def test_a_pole_at_which_the_state_stays_moderate_is_a_blow_up() -> None:
+    """x = -log(1 - t) is 36 one rounding before the pole: the velocity runs away, and not the state."""
+    traj = run(lambda t, x: torch.exp(x), of.Euler(), of.Particles([[0.0]]), t1=5.0, dt=0.2)
+    assert traj.status == "blow_up"
+    assert abs(traj.blow_up_time.item() - 1.0) <= traj.blow_up_error.item()
+
+
+def test_nothing_is_kept_from_beyond_a_pole() -> None:
+    observe = {"largest": lambda mu: mu.x.abs().amax()}
+    traj = run(lambda t, x: x**2, of.RK4(), t1=5.0, dt=0.5, observe=observe)
+    assert float(traj.ts[-1]) == traj.blow_up_time.item()
+    assert bool((traj.ts.diff() > 0).all())
+    assert len(traj.observed["largest"]) == len(traj.ts) == len(traj)
+    assert traj.observed["largest"][-1] == traj.final.x.abs().amax()
+
+
+def test_members_stand_still_from_their_blow_up_on_while_others_go_on() -> None:
+    observe = {"x": lambda mu: mu.x.flatten(1)}
+    start = of.Particles([[[2.0]], [[0.1]]])
+    traj = run(lambda t, x: x**2, of.RK4(), start, t1=2.0, dt=0.25, observe=observe)
+    assert traj.status.tolist() == ["blow_up", "ok"]
+    late = traj.ts > traj.blow_up_time[0]
+    beyond = traj.observed["x"][late]
+    assert late.sum() > 4
+    assert len(beyond[:, 0].unique()) == 1
+    torch.testing.assert_close(beyond[:, 1, 0], 1 / (10 - traj.ts[late]), rtol=1e-6, atol=0)
+    assert torch.equal(traj.x[late][:, 0].flatten(), beyond[:, 0].flatten())
+
+
+def test_the_gradients_of_others_survive_a_blow_up() -> None:
+    x = torch.tensor([[[2.0]], [[0.1]]], dtype=torch.float64, requires_grad=True)
+    traj = run(lambda t, x: x**2, of.RK4(), of.Particles(x), t1=2.0, dt=0.05)
+    traj.final.x[1].sum().backward()
+    assert x.grad is not None
+    assert x.grad[1].item() == pytest.approx(1 / 0.8**2, rel=1e-4)  # of x / (1 - 2 x)
+
+
+# --- examinations that come to nothing -----------------------------------------------------------------
+
+
+class Moody(Given):
+    """A field whose patience ends: it raises from some evaluation on."""
+
+    def __init__(self, f: Callable[[Tensor, Tensor], Tensor], calls: int, error: BaseException) -> None:
+        super().__init__(f)
+        self.left, self.error = calls, error
+
+    def velocity(self, t: Tensor, mu: of.Measure) -> of.Tangent:
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        return super().velocity(t, mu)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no more"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
+def test_an_examination_that_breaks_off_loses_nothing(error: BaseException) -> None:
+    calls = 4 * 29 + 10  # the run itself takes 28 steps and a part of one more
+    field = Moody(lambda t, x: -1000.0 * x, calls, error)
+    traj = of.flow(ONE, field, of.RK4(), t1=40.0, dt=1.0, on_failure="return")
+    assert traj.status == "unstable"
+    assert "shorter steps" in traj.message
+    assert len(traj) > 20
+
+
+def test_few_states_of_a_large_cloud_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("otflow.dynamics.stepping.ROOM", 5)
+    traj = run(lambda t, x: x**2, of.RK4(), of.Particles([[1.0], [0.5], [0.1]]), t1=5.0, dt=0.1)
+    assert traj.status in {"blow_up", "unstable"}
+    assert not (abs(traj.blow_up_time.item() - 1.0) > traj.blow_up_error.item())
 
 
 def test_error_bars_are_kept_in_files() -> None:
@@ -150,6 +256,13 @@ def test_a_velocity_that_is_no_number_is_invalid_and_named(stepper: of.Stepper, 
     assert traj.status == "invalid"
     assert "Given" in traj.message
     assert float(traj.ended) == pytest.approx(start, abs=0.1)
+
+
+@pytest.mark.parametrize("stepper", [of.Euler(), of.RK4()], ids=repr)
+def test_a_place_without_a_velocity_is_invalid(stepper: of.Stepper) -> None:
+    traj = run(lambda t, x: torch.where(x > 3.0, torch.nan, x), stepper, t1=5.0, dt=0.1)
+    assert traj.status == "invalid"
+    assert "Given" in traj.message
 
 
 def test_a_part_of_a_sum_that_is_no_number_is_named() -> None:
