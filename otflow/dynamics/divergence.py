@@ -60,7 +60,7 @@ def examine(run: FlowRun, problem: FlowProblem, deadline: float | None) -> tuple
     if trail is None:
         return _named(run, quiet), error
     deadline = _patience(trail, deadline)
-    run = _uphill(run, quiet)
+    run = _uphill(run, problem)
     late = _outgrown(run, problem)
     if late is not None:
         run = mark(run, status.code("unstable"), late.which)
@@ -166,7 +166,7 @@ def _converged(trial: Repetitions, h: float) -> tuple[Tensor, Tensor, Tensor]:
     a, b, c = trial.times[-3:]
     span, before, now = c - float(trial.start.t), (b - a).abs(), (c - b).abs()
     shrinks = (now <= 0.75 * before) | (before <= 1e-9 * span)
-    return (span > 0) & shrinks & (now <= TOL * span), c, 2 * (now + h)
+    return (span > 0) & shrinks & (now.clamp(min=h / 2) <= TOL * span), c, 2 * (now + h)
 
 
 def _judge(trial: Repetitions, survived: Tensor, h: float) -> Diagnosis:
@@ -180,6 +180,8 @@ def _judge(trial: Repetitions, survived: Tensor, h: float) -> Diagnosis:
     codes = torch.full_like(last.codes, status.code("unstable"))
     for name, these in (("blow_up", ran & ~slow), ("overflow", ran & slow), ("invalid", ~ran)):
         codes = torch.where(left & these, status.code(name), codes)
+    lost = which & ~survived & ~torch.isfinite(rate(trial.problem.field, start))  # of a state that is far
+    codes = torch.where(lost, status.code("overflow"), codes)
     blown = which & (codes == status.code("blow_up"))
     if bool(blown.any()):
         error = error + 3 * (_refined(trial, h) - when).abs()
@@ -192,13 +194,17 @@ def _judge(trial: Repetitions, survived: Tensor, h: float) -> Diagnosis:
 def _uphill(run: FlowRun, problem: FlowProblem) -> FlowRun:
     """Descents that ended above their least energy by more than a step can explain are unstable.
 
-    Not so under noise, which climbs. A single rise is no failure: see `Fall.rose`.
+    Not so under noise, which climbs, nor where no step was beyond the limit of stability, as on a torus
+    around which the potential has no single value. A single rise is no failure: see `Fall.rose`.
     """
-    fall = run.memory.fall
-    if fall is None or problem.noise is not None:
+    fall, trail = run.memory.fall, problem.trail
+    if fall is None or trail is None or problem.noise is not None:
         return run
     rose = fall.rose() & run.running
     if not bool(rose.any()):
+        return run
+    lengths = [float(run.dt) * radius(problem.field, past.t, past.mu, rose) for past in trail.recent]
+    if all(z <= problem.stepper.stability for z in lengths):
         return run
     up, dt = float((fall.energy - fall.least)[rose].max()), float(run.dt)
     message = f"the energy of a descent ends {up:.3g} above its least value: dt = {dt:g} is too long; pass "
@@ -278,9 +284,7 @@ def _message(trial: Repetitions, survived: Tensor, codes: Tensor, h: float) -> s
     if bool((codes == status.code("blow_up")).any()):
         return f"the state leaves the finite numbers {until}, whatever the step"
     if bool((codes == status.code("overflow")).any()):
-        return (
-            f"the state grows beyond floating point {until}, by a constant rate; stop before, or rescale it"
-        )
+        return f"the state grows beyond floating point {until}, where no pole is; stop before, or rescale it"
     if bool(survived.any()):
         return f"the step dt = {dt:g} is too long {until}: pass dt={h:.2g}, or use Dopri5()"
     said = ", and there was no time for all repetitions with shorter steps" if trial.late else ""

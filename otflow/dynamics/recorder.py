@@ -68,6 +68,8 @@ class Recorder:
 
         A long step jumps over a pole and finds finite numbers beyond, which mean nothing.
         """
+        if not bool(blown.any()):
+            return
         late = [blown & (t > ended) for t in self.ts]
         first = next((k for k, over in enumerate(late) if bool(over.any())), len(late))
         rows = list(zip(self.ts, self.measures, self.certificates, self.rests, late, strict=True))[first:]

@@ -57,15 +57,19 @@ class Trail:
 
     def follow(self, old: FlowRun, new: FlowRun) -> None:
         """Take the state before a step along, and notice what that step has broken."""
-        state = replace(old, memory=Memory())  # without the potentials of inner solvers
-        if old.steps & (old.steps - 1) == 0 and len(self.sparse) + RECENT < self.room:
-            self.sparse.append(state)
-        self.recent.append(state)
+        again = bool(self.recent) and self.recent[-1].steps == old.steps  # without the members that failed
+        if not again:
+            self._keep(replace(old, memory=Memory()))  # without the potentials of inner solvers
         if new.intact:
             return
         which = old.running & (new.codes == status.code("unstable"))
         if bool(which.any()):
             self.suspects.append(self.suspect(which, float(old.t + old.dt)))
+
+    def _keep(self, state: FlowRun) -> None:
+        if state.steps & (state.steps - 1) == 0 and len(self.sparse) + RECENT < self.room:
+            self.sparse.append(state)
+        self.recent.append(state)
 
     def suspect(self, which: Tensor, t: float) -> Suspects:
         """Some members, of which the states kept are to be looked at again."""
@@ -190,6 +194,8 @@ def _step(run: FlowRun, problem: FlowProblem, end: float, left: Tensor, log: Rec
         dt = torch.where(h > 0, proposal, run.dt)
     moved_on = replace(run, mu=moved, t=t, dt=dt, memory=memory, steps=run.steps + 1)
     new = _accept(run, moved_on, step, adaptive=problem.stepper.adaptive)
+    if problem.trail is not None:
+        problem.trail.follow(run, new)
     if torch.is_grad_enabled() and not new.intact and bool((run.running & ~new.running).any()):
         # Infinities of members that fail now would spoil the gradients of the others: step without them.
         return _step(
@@ -200,8 +206,6 @@ def _step(run: FlowRun, problem: FlowProblem, end: float, left: Tensor, log: Rec
             log,
         )
     log.certify(step)
-    if problem.trail is not None:
-        problem.trail.follow(run, new)
     return new
 
 

@@ -43,7 +43,7 @@ class ExponentialInteraction(MatrixEnergy):
         log 2F = Am.m + b.(I - B)^-1 b - 1/2 log det(I - B^2)   if |B| < 1, else F = +inf.
 
     F may exceed the largest number and is then inf, though `log_value` is finite. The differential is then
-    not finite either: `SteepestDescent` raises `NotFiniteError`, and a flow ends with "blow_up".
+    not finite either: `SteepestDescent` raises `NotFiniteError`, and a flow ends with "invalid".
 
     Args:
         A: (d, d), symmetric. Another A would make F a sum of two energies, for A and its transpose, whose

@@ -186,7 +186,8 @@ class Search(NamedTuple):
         with torch.enable_grad():
             x = nu.x.detach().requires_grad_()
             ratio = self.ratio(nu.at([x]))
-            (g,) = torch.autograd.grad(ratio[torch.isfinite(ratio)].sum(), x)
+            finite = ratio[torch.isfinite(ratio)].sum() + 0 * x.sum()  # on x even if no member arrived
+            (g,) = torch.autograd.grad(finite, x)
         return ratio.detach(), self.mu0.tangent(self.mu0.sharp(nu.tangent(Tangent([g]))))
 
 
