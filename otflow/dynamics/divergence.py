@@ -180,8 +180,9 @@ def _judge(trial: Repetitions, survived: Tensor, h: float) -> Diagnosis:
     codes = torch.full_like(last.codes, status.code("unstable"))
     for name, these in (("blow_up", ran & ~slow), ("overflow", ran & slow), ("invalid", ~ran)):
         codes = torch.where(left & these, status.code(name), codes)
-    lost = which & ~survived & ~torch.isfinite(rate(trial.problem.field, start))  # of a state that is far
-    codes = torch.where(lost, status.code("overflow"), codes)
+    if start.steps == 0:  # the run began so far out that not even the first velocity is a number
+        lost = which & ~survived & ~torch.isfinite(rate(trial.problem.field, start))
+        codes = torch.where(lost, status.code("overflow"), codes)
     blown = which & (codes == status.code("blow_up"))
     if bool(blown.any()):
         error = error + 3 * (_refined(trial, h) - when).abs()
@@ -284,7 +285,7 @@ def _message(trial: Repetitions, survived: Tensor, codes: Tensor, h: float) -> s
     if bool((codes == status.code("blow_up")).any()):
         return f"the state leaves the finite numbers {until}, whatever the step"
     if bool((codes == status.code("overflow")).any()):
-        return f"the state grows beyond floating point {until}, where no pole is; stop before, or rescale it"
+        return f"the state or its velocity outgrows floating point {until}, and no pole was seen; rescale it"
     if bool(survived.any()):
         return f"the step dt = {dt:g} is too long {until}: pass dt={h:.2g}, or use Dopri5()"
     said = ", and there was no time for all repetitions with shorter steps" if trial.late else ""
