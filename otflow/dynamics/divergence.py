@@ -285,7 +285,8 @@ def _message(trial: Repetitions, survived: Tensor, codes: Tensor, h: float) -> s
     if bool((codes == status.code("blow_up")).any()):
         return f"the state leaves the finite numbers {until}, whatever the step"
     if bool((codes == status.code("overflow")).any()):
-        return f"the state or its velocity outgrows floating point {until}, and no pole was seen; rescale it"
+        remedy = f"pass t1={float(start.t):.6g} or less, or divide positions by 1e3"
+        return f"the state or its velocity outgrows floating point {until}, and no pole was seen; {remedy}"
     if bool(survived.any()):
         return f"the step dt = {dt:g} is too long {until}: pass dt={h:.2g}, or use Dopri5()"
     said = ", and there was no time for all repetitions with shorter steps" if trial.late else ""
