@@ -34,6 +34,7 @@ GROUPS = 16  # failures of a batch that are examined; more are called unstable w
 TOL = 0.02  # of times of failure, relative to the time since the start of the repetition
 VAGUE = 0.2  # error bars of times of blow-up, relative to the time since the start, that say too little
 RESOLVED = 0.25  # of the stability limit: where a step is short enough for errors to shrink with it
+AGO = 64  # steps, of which 32 times as many shorter ones are within STEPS
 SIMILAR = 1.5  # ratio of lengths of steps, in units of the limit of stability, that hardly differ
 GROWN = 1e3  # a state that grew by less than this did not run away
 EDGE = 1e-8  # of the largest number: what is beyond has run away
@@ -123,19 +124,21 @@ def _verdict(suspects: Suspects, problem: FlowProblem, deadline: float) -> Diagn
 
 
 def _resolved(suspects: Suspects, problem: FlowProblem) -> tuple[FlowRun, float]:
-    """The latest good state at which the step was short enough, and by what to divide the step at first.
+    """A good state at which the step was short enough, and by what to divide the step at first.
 
-    That state has the few latest behind it, so that there is time to see times of failure converge. Where
+    It is the oldest of the last AGO steps, so that shorter steps mend most of what led there, else the latest.
+    It has the few latest behind it, so that there is time to see times of failure converge. Where
     every step was too long, it is the oldest: nothing after it can be trusted. But if all were as much
     too long, as those of a linear field are, the latest tells as much, and sooner.
     """
-    late = [run for run in suspects.past if run.steps <= max(suspects.past[-1].steps - 3, 0)]
+    final = suspects.past[-1].steps
+    late = [run for run in suspects.past if run.steps <= max(final - 3, 0)]
     late = late or [suspects.past[0]]  # of a large cloud few states are kept
     limit, lengths = problem.stepper.stability, []
-    for run in reversed(late):
+    for k, run in reversed(list(enumerate(late))):
         z = float(run.dt) * radius(problem.field, run.t, run.mu, suspects.which)
         if not z > RESOLVED * limit:  # also where it is not known
-            return run, 1.0
+            return next((old for old in late[:k] if old.steps >= final - AGO), run), 1.0
         lengths.append(min(z, 2.0**40))
     start = late[-1] if max(lengths) <= SIMILAR * min(lengths) else late[0]
     return start, 2.0 ** max(0, math.ceil(math.log2(lengths[-1] / limit)))
@@ -185,7 +188,7 @@ def _judge(trial: Repetitions, survived: Tensor, h: float) -> Diagnosis:
         codes = torch.where(lost, status.code("overflow"), codes)
     blown = which & (codes == status.code("blow_up"))
     if bool(blown.any()):
-        error = error + 3 * (_refined(trial, h) - when).abs()
+        error = error + _earlier(trial, when, h)
         vague = blown & ~(error <= VAGUE * (when - float(trial.suspects.past[0].t)))
         codes = torch.where(vague, status.code("unstable"), codes)
     message = _message(trial, which & survived, torch.where(which, codes, 0), h)
@@ -252,13 +255,14 @@ def _hastens(trial: Repetitions, which: Tensor, h: float) -> Tensor:
     return after > FASTER * before
 
 
-def _refined(trial: Repetitions, h: float) -> Tensor:
-    """The time of failure if the run until the start of the repetitions had taken half of its step.
+def _earlier(trial: Repetitions, when: Tensor, h: float) -> Tensor:
+    """What the steps before the start of the repetitions add to the error of a time of failure, (*batch,).
 
-    Three times the difference is taken for what the steps before that start add to the error: Roache's factor
-    of safety for two meshes at order one ("Verification and validation", 1998).
+    The latest of them are taken once more by halves; three times the change is Roache's factor of safety for
+    two meshes at order one ("Verification and validation", 1998). What steps before these add is taken to be
+    as much for equal times, though a failure that approaches hurries more and more.
     """
-    start = trial.start
+    start, oldest = trial.start, trial.suspects.past[0]
     near = [run for run in trial.suspects.past if 2 * (start.steps - run.steps) <= STEPS]
     origin = min(near, key=lambda run: run.steps)
     half = again(
@@ -266,7 +270,8 @@ def _refined(trial: Repetitions, h: float) -> Tensor:
     )
     other = Repetitions(replace(half, dt=start.dt), trial.suspects, trial.problem, trial.deadline)
     other.run(h)
-    return other.times[-1]
+    share = float((start.t - oldest.t) / (start.t - origin.t)) if start.t > origin.t else 1.0
+    return 3 * share * (other.times[-1] - when).abs()
 
 
 def _hurries(field: VelocityField, run: FlowRun, which: Tensor) -> bool:

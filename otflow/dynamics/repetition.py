@@ -73,7 +73,7 @@ class Repetitions:
         self.times.append(torch.where(left, run.ended, torch.nan))
         self.steps += run.steps
         # Those whose time was up are well if they have not grown: a short step takes long to get there.
-        calm = (run.codes == status.code("budget")) & (size(run.mu) <= 2 * size(self.start.mu))
+        calm = (run.codes == status.code("budget")) & (size(run.mu) <= 1.001 * size(self.start.mu))
         return ((run.codes == 0) | calm) & self.suspects.which
 
     def halfway(self) -> Tensor:

@@ -51,7 +51,9 @@ class Trail:
         self.room = max(1, ROOM // max(1, sum(c.numel() for c in mu.coords)))
         self.start = mu
         self.recent: deque[FlowRun] = deque(maxlen=min(RECENT, self.room))
-        self.sparse: list[FlowRun] = []  # after 0, 1, 2, 4, 8, ... steps, as long as there is room
+        # The latest four with a number of steps that 2^k divides and 2^(k + 1) does not, while there is room:
+        # for each age in steps there is a state hardly older.
+        self.older: dict[int, deque[FlowRun]] = {}
         self.suspects: list[Suspects] = []
         self.began = time.monotonic()
 
@@ -67,14 +69,15 @@ class Trail:
             self.suspects.append(self.suspect(which, float(old.t + old.dt)))
 
     def _keep(self, state: FlowRun) -> None:
-        if state.steps & (state.steps - 1) == 0 and len(self.sparse) + RECENT < self.room:
-            self.sparse.append(state)
+        power = state.steps & -state.steps  # 0 at the start, which is thus kept
+        if power in self.older or RECENT + 4 * len(self.older) < self.room:
+            self.older.setdefault(power, deque(maxlen=4)).append(state)
         self.recent.append(state)
 
     def suspect(self, which: Tensor, t: float) -> Suspects:
         """Some members, of which the states kept are to be looked at again."""
-        before = [run for run in self.sparse if run.steps < self.recent[0].steps]
-        return Suspects(which, (*before, *self.recent), t)
+        older = (run for runs in self.older.values() for run in runs if run.steps < self.recent[0].steps)
+        return Suspects(which, (*sorted(older, key=lambda run: run.steps), *self.recent), t)
 
 
 @dataclass(frozen=True)

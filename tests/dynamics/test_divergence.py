@@ -133,6 +133,17 @@ def test_times_of_blow_up_are_within_their_error_bars(pole: str, name: str, dt: 
     assert abs(traj.blow_up_time.item() - true) <= traj.blow_up_error.item() < 3 * dt
 
 
+@pytest.mark.slow(but_for=["square"])
+@pytest.mark.parametrize(
+    ("power", "pole", "name", "dt"),
+    [pytest.param(2.0, 1.0, "Heun", 1 / 2560, id="square"), (1.5, 2.0, "Euler", 1 / 2560)],
+)
+def test_a_pole_is_found_after_thousands_of_steps(power: float, pole: float, name: str, dt: float) -> None:
+    traj = run(lambda t, x: x**power, FIXED[name](), t1=5.0, dt=dt, save_at=[5.0])
+    assert traj.status == "blow_up"
+    assert abs(traj.blow_up_time.item() - pole) < traj.blow_up_error.item() < 0.02
+
+
 def test_members_of_a_batch_have_times_of_their_own() -> None:
     traj = run(lambda t, x: x**2, of.RK4(), of.Particles([[[2.0]], [[0.1]], [[4.0]]]), t1=1.0, dt=0.05)
     assert traj.status.tolist() == ["blow_up", "ok", "blow_up"]
