@@ -126,7 +126,7 @@ def _verdict(suspects: Suspects, problem: FlowProblem, deadline: float) -> Diagn
 def _resolved(suspects: Suspects, problem: FlowProblem) -> tuple[FlowRun, float]:
     """A good state at which the step was short enough, and by what to divide the step at first.
 
-    It is the oldest of the last AGO steps, so that shorter steps mend most of what led there, else the latest.
+    It is the oldest of the last AGO steps, so that shorter ones mend most of what led there, else the latest.
     It has the few latest behind it, so that there is time to see times of failure converge. Where
     every step was too long, it is the oldest: nothing after it can be trusted. But if all were as much
     too long, as those of a linear field are, the latest tells as much, and sooner.
