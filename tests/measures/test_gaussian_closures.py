@@ -185,6 +185,17 @@ def test_heads_of_all_kinds_follow_the_sum_of_their_formulas() -> None:
     same(motion(field, mu), (sum(p[0] for p in parts), sum(p[1] for p in parts)), 1e-11)
 
 
+def test_a_linear_block_with_a_bias_moves_a_law_as_its_tokens() -> None:
+    """x -> W (U x + b) of the mean, and W U S + S (W U)^T of the covariance."""
+    mu, rng = law(83, 3, 2), np.random.default_rng(84)
+    W, U, b = rng.standard_normal((3, 4)), rng.standard_normal((4, 3)), rng.standard_normal(4)
+    field, S, B = of.Perceptron(W, U, b, activation=None), mu.cov.numpy(), W @ U
+    same(motion(field, mu), (W @ (U @ mu.mean.numpy() + b), B @ S + S @ B.T), 1e-13)
+    tokens = of.Particles(Z[3])
+    expected = tokens.x.numpy() @ B.T + W @ b
+    np.testing.assert_allclose(field(0.0, tokens)[0].numpy(), expected, rtol=0, atol=1e-13)
+
+
 # --- invariances and limits -----------------------------------------------------------------------------
 
 
