@@ -191,7 +191,7 @@ def test_a_linear_block_with_a_bias_moves_a_law_as_its_tokens() -> None:
     W, U, b = rng.standard_normal((3, 4)), rng.standard_normal((4, 3)), rng.standard_normal(4)
     field, S, B = of.Perceptron(W, U, b, activation=None), mu.cov.numpy(), W @ U
     same(motion(field, mu), (W @ (U @ mu.mean.numpy() + b), B @ S + S @ B.T), 1e-13)
-    tokens = of.Particles(Z[3])
+    tokens = of.Particles(rng.standard_normal((5, 3)))
     expected = tokens.x.numpy() @ B.T + W @ b
     np.testing.assert_allclose(field(0.0, tokens)[0].numpy(), expected, rtol=0, atol=1e-13)
 
