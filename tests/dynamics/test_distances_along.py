@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
+from scipy.stats import norm
 from torch import Tensor
 
 import otflow as of
@@ -268,10 +270,25 @@ def test_a_speed_that_is_not_certified_is_kept_by_the_error(monkeypatch: pytest.
     assert caught.value.result.tolist() == pytest.approx(good.tolist(), rel=1e-9)
 
 
-def test_speeds_of_gaussians_and_grids_are_defined() -> None:
+def test_speeds_of_gaussians_are_those_of_their_laws() -> None:
     bells = of.flow(of.Gaussian([1.0], root=[[2.0]]), DECAY_OF_GAUSSIANS, of.RK4(), t1=0.02, dt=0.01)
     assert bells.speed().tolist() == pytest.approx([math.exp(-0.005), math.exp(-0.015)], rel=1e-4)
-    rightwards = Given(lambda t, rho: torch.ones_like(rho[..., 1:]))
-    grid = of.flow(hill(40), rightwards, of.Euler(), t1=0.02, dt=0.01)
-    assert grid.speed().shape == (2,)
-    assert bool((grid.speed() > 0.5).all())
+
+
+def along_a_line(gap: float) -> of.Trajectory:
+    """A normal law that moves with speed one, as the masses of cells of width 0.1; ``gap`` between saves."""
+    walls = np.linspace(-6, 6, 121)
+    ts = gap * np.arange(4)
+    mass = np.diff(norm.cdf(walls, ts[:, None]), axis=-1)
+    laws = [of.Grid(m / m.sum() / 0.1, [(walls[1:] + walls[:-1]) / 2]) for m in mass]
+    plain = of.flow(laws[0], Given(lambda t, rho: 0 * rho[..., 1:]), of.Euler(), t1=gap, dt=gap)
+    return replace(plain, ts=torch.tensor(ts), measures=tuple(laws), ended=torch.tensor(math.nan))
+
+
+@pytest.mark.parametrize("cells", [3.0, 1.0, 0.1, 0.01, 0.001])
+def test_the_speed_on_a_line_does_not_depend_on_how_often_it_is_saved(cells: float) -> None:
+    assert along_a_line(0.1 * cells).speed().tolist() == pytest.approx([1.0] * 3, rel=1e-3)
+    a, b = along_a_line(0.1 * cells)[:1], along_a_line(0.1 * cells)[1:2]
+    apart = distances(replace(a, ts=b.ts), b).item()
+    assert apart == pytest.approx(0.1 * cells, rel=1e-3)
+    assert distance(a[0], b[0], of.Wasserstein()).item() == apart

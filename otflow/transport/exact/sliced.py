@@ -14,6 +14,7 @@ from otflow.base.kernels import row_tiles
 from otflow.base.spaces import norm
 from otflow.measures import Measure
 from otflow.transport.comparable import Pair, exponent, pair, power_mean, streamed
+from otflow.transport.exact.line_densities import line_distance, on_line
 from otflow.transport.exact.network_simplex import negligible
 
 
@@ -34,7 +35,9 @@ def sliced_wasserstein(
     Where the cumulative weights of both measures agree up to (n + m) units of rounding, they count as equal.
 
     Args:
-        mu, nu: `Particles`, or densities on a `Grid`, which count as atoms in the centres of the cells.
+        mu, nu: `Particles`, or densities on a `Grid`. On the line these are constant on cells, and the
+            distance is that of `wasserstein`; in the plane they count as atoms in the centres of the cells,
+            which tells nothing of displacements below a cell.
         p: the order, >= 1.
         directions: how many random ones, or unit vectors (k, d).
         rng: a seed or a `numpy.random.Generator`, which random directions need.
@@ -53,6 +56,8 @@ def sliced_wasserstein(
     remedy = "use wasserstein, or embed the tokens by cosines and sines"
     checks.require(both.space.linear, "mu.space", both.space, rule, remedy)
     theta = _directions(directions, rng, both.x.shape[-1]).to(both.x.device)
+    if on_line(mu, nu):  # all directions are that of the line
+        return line_distance(mu, nu, p)
     tiles = row_tiles(len(theta), both.w.numel() + both.v.numel())
     slices = streamed(partial(_slices, p, _plain(both)), tiles, theta, *_centred(both))
     out = power_mean(slices, torch.full_like(slices, 1 / len(theta)), p)
