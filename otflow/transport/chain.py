@@ -14,9 +14,10 @@ from torch import Tensor
 from otflow.base import checks
 from otflow.base.errors import ConvergenceError
 from otflow.base.progress import bar
-from otflow.measures import Gaussian, Measure, Particles, Quantiles
+from otflow.measures import Gaussian, Grid, Measure, Particles, Quantiles
 from otflow.transport.bures.geometry import bures_wasserstein
 from otflow.transport.exact.conditional import conditional_wasserstein
+from otflow.transport.exact.densities import pace
 from otflow.transport.exact.wasserstein import w2
 
 Distance = Callable[..., Any]  # of(mu, nu) -> Tensor, or of(mu, nu, start=...) -> something with a distance
@@ -78,6 +79,20 @@ def _(mu: Particles, nu: Measure, *, start: Any = None) -> Any:
     checks.require(len(set(labelled)) <= 1, "nu", nu, rule, "label both, or ignore labels with wasserstein")
     together = len(labelled) == 2 and all(labelled)
     return conditional_wasserstein(mu, nu) if together else w2(mu, nu, start=start)
+
+
+@singledispatch
+def small_move(mu: Measure, nu: Measure, *, start: Any = None) -> Any:
+    """`geodesic` between measures of one motion at times close together, for speeds."""
+    return geodesic(mu, nu, start=start)
+
+
+@small_move.register(Grid)
+def _(mu: Grid, nu: Measure, *, start: Any = None) -> Any:
+    distance = geodesic(mu, nu, start=start)
+    if isinstance(nu, Grid) and len(mu.axes) == len(nu.axes) == 1:
+        return pace(mu, nu, distance).trusted(mu).distance
+    return distance
 
 
 def _takes_start(of: Distance) -> bool:

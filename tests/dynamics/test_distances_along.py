@@ -292,3 +292,30 @@ def test_the_speed_on_a_line_does_not_depend_on_how_often_it_is_saved(cells: flo
     apart = distances(replace(a, ts=b.ts), b).item()
     assert apart == pytest.approx(0.1 * cells, rel=1e-3)
     assert distance(a[0], b[0], of.Wasserstein()).item() == apart
+
+
+def advancing(shift: float) -> of.Grid:
+    """A block of density 1 / 2 whose front stands ``shift`` cells behind a wall of the cells."""
+    walls = np.linspace(-2, 2, 41)
+    mass = np.diff(np.clip(walls, 0.1 * shift - 1, 0.1 * shift + 1))
+    return of.Grid(mass / mass.sum() * 10, [(walls[1:] + walls[:-1]) / 2])
+
+
+def test_a_jump_that_enters_an_empty_cell_by_a_thousandth_has_no_speed_on_a_grid() -> None:
+    traj = along_a_line(0.1)[:2]
+    jump = replace(traj, measures=(advancing(0.0), advancing(1e-3)))
+    with pytest.raises(of.errors.ConvergenceError, match=r"not known to 5%.*refine the grid") as caught:
+        jump.speed()
+    assert caught.value.result.shape == (1,)
+    for cells in (1.0, 1.5, 3.0):
+        whole = replace(traj, measures=(advancing(0.0), advancing(cells)))
+        assert whole.speed().item() == pytest.approx(cells, rel=1e-2)
+
+
+def test_a_speed_in_the_plane_is_that_of_the_law() -> None:
+    line = along_a_line(0.01)
+    still = np.ones(4) / 0.4
+    laws = [
+        of.Grid(mu.density[:, None] * torch.tensor(still), [mu.axes[0], 0.1 * np.arange(4)]) for mu in line
+    ]
+    assert replace(line, measures=tuple(laws)).speed().tolist() == pytest.approx([1.0] * 3, rel=1e-2)

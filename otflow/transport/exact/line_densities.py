@@ -71,7 +71,8 @@ def line_distance(mu: Measure, nu: Measure, p: float) -> Tensor:
 def _pieces(mu: Measure) -> Pieces:
     x, w = (z.double() for z in mu.nodes())
     x, order = x[..., 0].sort(-1)
-    w, half = w.gather(-1, order), mu.spacing[0] / 2 if isinstance(mu, Grid) else 0.0
+    w = w.gather(-1, order)
+    half = torch.diff(mu.axes[0].double()[:2]) / 2 if isinstance(mu, Grid) else 0.0  # with its derivative
     return Pieces(x - half, x + half, w / w.sum(-1, keepdim=True))
 
 

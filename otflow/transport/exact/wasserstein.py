@@ -19,7 +19,7 @@ from otflow.measures import Gaussian, Grid, Measure, Particles, Quantiles
 from otflow.transport.bures.gaussian_transport import GaussianTransport, solve_gaussians
 from otflow.transport.bures.geometry import bures_wasserstein
 from otflow.transport.comparable import Pair, exponent, pair, root
-from otflow.transport.exact import envelope, network_simplex
+from otflow.transport.exact import densities, envelope, network_simplex
 from otflow.transport.exact.column_generation import LazyDistances, distances
 from otflow.transport.exact.line import line, units
 from otflow.transport.exact.line_densities import line_distance, on_line
@@ -149,18 +149,38 @@ def wasserstein(mu: Measure, nu: Measure, p: float = 2, *, start: ExactTransport
     p = _order(p)
     if on_line(mu, nu):
         return line_distance(mu, nu, p)
+    if densities.admit(mu, nu):
+        return _between_densities(mu, nu, p, start).distance
     both = pair(mu, nu)
     c = _couple(both, p, start)
     if bool((c.codes != 0).any()):
         _trusted(in_units(c, p, both.batch))
-    distance = root(envelope.value(both, c, p), p) * c.unit
-    return distance.reshape(both.batch).to(mu.dtype)
+    return _value(both, c, p).reshape(both.batch).to(mu.dtype)
+
+
+def _value(both: Pair, c: Coupling, p: float) -> Tensor:
+    """The distance (B,), with derivatives."""
+    return root(envelope.value(both, c, p), p) * c.unit
+
+
+def _between_densities(mu: Any, nu: Any, p: float, start: Any) -> densities.DensityDistance:
+    plan = start.plan if isinstance(start, densities.DensityDistance) else start
+
+    def atoms(both: Pair) -> tuple[Tensor, ExactTransport]:
+        fits = plan is not None and plan.f.shape == (*both.batch, both.w.shape[-1])
+        c = _couple(both, p, plan if fits else None)
+        return _value(both, c, p), _trusted(in_units(c, p, both.batch))
+
+    found = densities.between(mu, nu, p, atoms).trusted(mu)
+    return replace(found, distance=found.distance.to(mu.dtype))
 
 
 def w2(mu: Measure, nu: Measure, *, start: Any = None) -> Any:
     """W2, or a plan for it that may serve as the next ``start``; distances have derivatives if asked for."""
     if on_line(mu, nu):
         return line_distance(mu, nu, 2.0)
+    if densities.admit(mu, nu):
+        return _between_densities(mu, nu, 2.0, start)
     plan = checks.instance(solve(mu, nu, start=start), ExactTransport, "plan")
     if torch.is_grad_enabled() and (mu.requires_grad or nu.requires_grad):
         return replace(plan, distance=wasserstein(mu, nu, start=plan))
