@@ -72,6 +72,19 @@ def test_the_speed_in_the_plane_does_not_depend_on_the_time_between_saves(cells:
     assert of.distance(*laws, of.Wasserstein()).item() == pytest.approx(d, rel=1e-2)
 
 
+def test_tails_thinner_than_rounding_do_no_harm() -> None:
+    mu, nu = bell(np.zeros(2), 0.4, 96), bell(1e-3 * DIRECTION, 0.4, 96)
+    assert mu.density.min().item() < 1e-90
+    assert wasserstein(mu, nu).item() == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_a_derivative_close_by_needs_mass_in_every_cell() -> None:
+    mu, nu = bell(np.zeros(2), 0.4, 64), bell(1e-3 * DIRECTION, 0.4, 64)
+    rho = mu.density.clone().requires_grad_()
+    with pytest.raises(of.errors.ConvergenceError):
+        wasserstein(mu.at([rho]), nu)
+
+
 def test_in_space_too() -> None:
     d = np.array([0.02, 0.01, -0.02])
     found = w2(bell(np.zeros(3), 1.0, 12, 8.0), bell(d, 1.0, 12, 8.0))

@@ -42,6 +42,7 @@ from otflow.base.multigrid import spans
 Array = NDArray[np.float64]
 
 SOLVED = 1e-12  # relative residual of the equation for phi; chosen: what is not carried counts by its root
+THIN = 1e-16  # of the largest density, below which nothing flows; chosen at rounding: its mass counts as left
 ROUNDING = 1e-12  # of the mass of an island, within which it counts as kept; chosen: cells times rounding
 SWEEPS = 200  # of conjugate gradients, at most; chosen
 PACES = (0.0, 0.01, 0.03, 0.1, 0.3)  # theta: 0 is best for comparable densities, more where one has no mass
@@ -49,9 +50,13 @@ PACES = (0.0, 0.01, 0.03, 0.1, 0.3)  # theta: 0 is best for comparable densities
 
 @dataclass(frozen=True)
 class DualNorm:
-    """The potential of f = nu - mu, |f|_{H^-1(m)}, and bounds between which W2 lies; all (B,) but for phi."""
+    """The potential of f = nu - mu, |f|_{H^-1(m)}, and bounds between which W2 lies; all (B,) but for phi.
+
+    ``phi`` is a potential in all cells only if ``full``, that is if none counts as empty.
+    """
 
     phi: Array  # (B, n_1, .., n_D)
+    full: NDArray[np.bool_]
     value: Array
     low: Array
     high: Array
@@ -65,10 +70,10 @@ def dual_norm(mu: Array, nu: Array, spacing: tuple[float, ...]) -> DualNorm:
     >>> x = (np.arange(40) + 0.5) / 40
     >>> mu = np.ones((1, 40, 40))
     >>> found = dual_norm(mu, mu + 1e-3 * np.cos(np.pi * x), (1 / 40, 1 / 40))
-    >>> round(found.value.item() * np.pi * np.sqrt(2) / 1e-3, 3)  # |cos(pi x)|_{H^-1} = 1 / (pi sqrt(2))
+    >>> round(float(found.value[0] * np.pi * np.sqrt(2) / 1e-3), 3)  # |cos(pi x)|_{H^-1} = 1 / (pi sqrt(2))
     1.0
     """
-    mean, cell = (mu + nu) / 2, float(np.prod(spacing))
+    mean, cell = _thick((mu + nu) / 2), float(np.prod(spacing))
     island, count = _islands(mean)
     f = _balanced(nu - mu, mean, island, count)
     edges = [_edges(mean, a) for a in range(1, mean.ndim)]
@@ -82,7 +87,13 @@ def dual_norm(mu: Array, nu: Array, spacing: tuple[float, ...]) -> DualNorm:
     value = np.sqrt(square)
     low = square / np.sqrt(np.where(square > 0, square + bent, 1.0))
     fluxes, rest = poisson.carry(f, phi)
-    return DualNorm(phi, value, low, _action(mu, nu, fluxes, spacing) + _left(rest, spacing))
+    full = np.asarray((island > 0).reshape(len(mean), -1).all(-1))
+    return DualNorm(phi, full, value, low, _action(mu, nu, fluxes, spacing) + _left(rest, spacing))
+
+
+def _thick(mean: Array) -> Array:
+    """Cells of next to no mass count as empty, because coefficients of any size would defeat multigrid."""
+    return np.where(mean > THIN * mean.max(axis=tuple(range(1, mean.ndim)), keepdims=True), mean, 0.0)
 
 
 def _islands(mean: Array) -> tuple[NDArray[np.int32], int]:

@@ -76,7 +76,10 @@ def between(mu: Grid, nu: Grid, p: float, atoms: Atoms) -> DensityDistance:
     """
     both = pair(mu, nu)
     found = _close(mu, nu, both) if p == 2 and _same_cells(mu, nu) else None
-    far = torch.ones(both.batch.numel(), dtype=torch.bool) if found is None else ~(found.error <= TOL)
+    far = torch.ones(both.batch.numel(), dtype=torch.bool)
+    if found is not None:  # atoms take their time, and below some cells they cannot do better
+        enough = _blur(mu, nu, p)[0] * (1 / (1 - (1 - TOL) ** 2) - 1)
+        far = ~(found.error <= TOL) & ~(found.high.square() < enough)
     if bool(far.any()):
         found = _merged(found, _far(mu, nu, p, both, far, atoms), far)
     assert found is not None
@@ -118,8 +121,8 @@ def _close(mu: Grid, nu: Grid, both: Pair) -> DensityDistance:
     value, low, high = (torch.from_numpy(z).to(a) for z in (norm.value, norm.low, norm.high))
     if both.moves:
         value = _with_derivatives(value, torch.from_numpy(norm.phi).to(a), a, b, mu.spacing)
-        empty = ((a + b) == 0).flatten(1).any(-1).detach()
-        high = torch.where(empty, torch.inf, high)  # potentials of empty cells are known to atoms only
+        full = torch.from_numpy(norm.full).to(high.device)
+        low = torch.where(full, low, 0.0)  # not known well: potentials of empty cells are known to atoms only
     return DensityDistance(value, low, high)
 
 
@@ -174,17 +177,21 @@ class _Refusal(torch.autograd.Function):
 # --- far -----------------------------------------------------------------------------------------------
 
 
+def _blur(mu: Grid, nu: Grid, p: float) -> tuple[float, float]:
+    """How far above and below W^2 the square of the distance between atoms may lie, see `between`."""
+    h, k = (np.asarray(m.spacing) for m in (mu, nu))
+    return max(1.0, p - 1) * float(((h + k) ** 2).sum() / 12), float(((h - k) ** 2).sum() / 12)
+
+
 def _far(mu: Grid, nu: Grid, p: float, both: Pair, far: Tensor, atoms: Atoms) -> DensityDistance:
     """By atoms, for the members that are marked; 0 for densities that are the same."""
     batch = both.batch if bool(far.all()) else torch.Size([int(far.sum())])
     x, w, y, v = (z[far.to(z.device)] for z in (both.x, both.w, both.y, both.v))
     some = Pair(x, w, y, v, both.space, batch)
     distance, plan = atoms(some)
-    h, k = (np.asarray(m.spacing) for m in (mu, nu))
-    wider = float(((h - k) ** 2).sum() / 12)
-    narrower = max(1.0, p - 1) * float(((h + k) ** 2).sum() / 12)
+    above, below = _blur(mu, nu, p)
     square = distance.detach().square()
-    low, high = (square - narrower).clamp(min=0).sqrt(), (square + wider).sqrt()
+    low, high = (square - above).clamp(min=0).sqrt(), (square + below).sqrt()
     if _same_cells(mu, nu):
         same = (some.w == some.v).all(-1).detach()
         low, high = (torch.where(same, torch.zeros_like(z), z) for z in (low, high))

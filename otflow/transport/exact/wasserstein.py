@@ -91,8 +91,8 @@ def solve(
 
     Args:
         mu, nu: `Particles` on the same space, or densities on a `Grid`, which count as atoms in the centres
-            of the cells; or two `Gaussian`. Their batches broadcast. Labels are ignored: `solve_conditional`
-            keeps them.
+            of the cells (so that moves below a cell come out too long: `wasserstein` knows better); or two
+            `Gaussian`. Their batches broadcast. Labels are ignored: `solve_conditional` keeps them.
         p: the order, from 1 to 500.
         start: the plan of a nearby problem with as many atoms, say of the step before. It makes problems
             with 500 atoms or more two to five times faster as long as the atoms have moved by less than
@@ -129,17 +129,29 @@ def wasserstein(mu: Measure, nu: Measure, p: float = 2, *, start: ExactTransport
     quantile functions, there is a closed form for p = 2. Labels are ignored.
 
     A density on a `Grid` is constant on cells. On the line its distance to others, or to atoms, is exact by
-    quantile functions for every p, also between different cells and far below a cell.
+    quantile functions for every p, also between different cells and far below a cell. In the plane and in
+    space W2 between densities on the same cells that are close is |mu - nu|_{H^-1((mu + nu)/2)}, of second
+    order in the cells and in the displacement over the length on which densities vary; between others cells
+    count as atoms. Both come with bounds: what they do not determine to 5% is refused. Beside `Particles`
+    cells in the plane count as atoms.
 
     Differentiable in points and weights by the envelope theorem, the plan standing still: right wherever the
     optimal plan (for weights: the pair of potentials) is unique, and else one of the possible slopes. The
     derivative is 0 where the distance is 0, and atoms that coincide with their image have the slope 0; second
-    derivatives are refused there unless they exist, and so are those in weights and points together.
+    derivatives are refused there unless they exist, and so are those in weights and points together. Close
+    densities in the plane have first derivatives only, and need mass in every cell for them.
 
     Args:
         mu, nu: `Particles` on the same space, densities on a `Grid`, two `Gaussian`, or two `Quantiles`.
         p: the order, from 1 to 500.
         start: the solution of a nearby problem, to save time.
+
+    Raises:
+        ConvergenceError: a distance is not known well enough; its ``result`` has what is known. Between
+            densities in the plane that is a ``distance`` with bounds ``low`` and ``high``.
+
+    Reference: Peyre 2018, "Comparison between W2 distance and H^-1 norm, and localization of Wasserstein
+    distance".
 
     >>> from otflow import wasserstein
     >>> import otflow as of
