@@ -15,6 +15,7 @@ from scipy.stats import norm
 import otflow as of
 from otflow.transport.exact.close_densities import dual_norm
 from otflow.transport.exact.densities import TOL
+from otflow.transport.exact.sliced import sliced_wasserstein
 from otflow.transport.exact.wasserstein import solve, w2, wasserstein
 from tests.samples import centres, slope
 
@@ -168,6 +169,12 @@ def test_far_densities_are_atoms_and_their_bounds_hold_a_translation() -> None:
     assert again.distance.item() == pytest.approx(found.distance.item(), rel=1e-9)
 
 
+@pytest.mark.parametrize("p", [1, 4])
+def test_far_densities_are_known_at_other_orders(p: float) -> None:
+    mu, nu = (bell(np.array([m, 0.0]), 0.15, 20, 4.0) for m in (-1.0, 1.0))
+    assert wasserstein(mu, nu, p).item() == pytest.approx(2.0, rel=TOL)
+
+
 def test_between_different_cells_only_what_is_far_is_known() -> None:
     here, there = bell(np.zeros(2), 0.5, 16, 8.0), bell(np.array([1.8, 0.0]), 0.5, 20, 8.0)
     assert wasserstein(here, there).item() == pytest.approx(1.8, rel=TOL)
@@ -202,3 +209,11 @@ def test_single_precision_is_kept_and_enough() -> None:
     d = wasserstein(mu, nu)
     assert d.dtype == torch.float32
     assert d.item() == pytest.approx(0.1, rel=1e-2)
+
+
+def test_slices_of_the_plane_know_what_is_far_and_refuse_the_rest() -> None:
+    mu, near, far = (bell(np.array([0.0, d]), 0.6, 32, 8.0) for d in (0.0, 0.02, 2.0))
+    assert sliced_wasserstein(mu, mu, rng=0).item() == 0
+    assert sliced_wasserstein(mu, far, directions=np.eye(2)).item() == pytest.approx(math.sqrt(2), rel=TOL)
+    with pytest.raises(of.errors.ConvergenceError, match=r"cells are 0\.25 x 0\.25 wide"):
+        sliced_wasserstein(mu, near, directions=np.eye(2))

@@ -71,8 +71,8 @@ def between(mu: Grid, nu: Grid, p: float, atoms: Atoms) -> DensityDistance:
 
         W_2^2 - E|u - v|^2 <= W_2(atoms)^2 <~ W_2^2 + sum_a (h_a + h'_a)^2 / 12,
 
-    the first with u - v as small as possible; the second to leading order, if the map is smooth, and for
-    p > 2 times p - 1.
+    the first with u - v as small as possible; the second to leading order, if the map is smooth. For p > 2
+    both deviations are times p - 1, and no larger than the way from points to the centres of their cells.
     """
     both = pair(mu, nu)
     found = _close(mu, nu, both) if p == 2 and _same_cells(mu, nu) else None
@@ -180,7 +180,13 @@ class _Refusal(torch.autograd.Function):
 def _blur(mu: Grid, nu: Grid, p: float) -> tuple[float, float]:
     """How far above and below W^2 the square of the distance between atoms may lie, see `between`."""
     h, k = (np.asarray(m.spacing) for m in (mu, nu))
-    return max(1.0, p - 1) * float(((h + k) ** 2).sum() / 12), float(((h - k) ** 2).sum() / 12)
+    factor = max(1.0, p - 1) / 12
+    return factor * float(((h + k) ** 2).sum()), factor * float(((h - k) ** 2).sum())
+
+
+def _reach(mu: Grid, nu: Grid) -> float:
+    """How far points are from the centres of their cells, added for both; a bound at every order."""
+    return sum(math.hypot(*m.spacing) for m in (mu, nu)) / 2
 
 
 def _far(mu: Grid, nu: Grid, p: float, both: Pair, far: Tensor, atoms: Atoms) -> DensityDistance:
@@ -189,13 +195,20 @@ def _far(mu: Grid, nu: Grid, p: float, both: Pair, far: Tensor, atoms: Atoms) ->
     x, w, y, v = (z[far.to(z.device)] for z in (both.x, both.w, both.y, both.v))
     some = Pair(x, w, y, v, both.space, batch)
     distance, plan = atoms(some)
-    above, below = _blur(mu, nu, p)
-    square = distance.detach().square()
-    low, high = (square - above).clamp(min=0).sqrt(), (square + below).sqrt()
-    if _same_cells(mu, nu):
-        same = (some.w == some.v).all(-1).detach()
-        low, high = (torch.where(same, torch.zeros_like(z), z) for z in (low, high))
-    return DensityDistance(distance, low, high, plan)
+    return of_atoms(mu, nu, p, distance, plan)
+
+
+def of_atoms(
+    mu: Grid, nu: Grid, p: float, distance: Tensor, plan: ExactTransport | None = None, lines: bool = False
+) -> DensityDistance:
+    """A distance between atoms in the centres of cells with its bounds; ``lines`` if it is a sliced one."""
+    share = 1 / len(mu.axes) if lines else 1.0  # of the square of a vector, which a line sees on average
+    above, below = (share * z for z in _blur(mu, nu, p))
+    value, reach = distance.detach(), torch.full_like(distance.detach(), _reach(mu, nu))
+    low = torch.maximum((value.square() - above).clamp(min=0).sqrt(), value - reach)
+    high = torch.minimum((value.square() + below).sqrt(), value + reach)
+    same = (value == 0) & _same_cells(mu, nu)  # atoms on the same cells
+    return DensityDistance(distance, torch.where(same, 0.0, low), torch.where(same, 0.0, high), plan)
 
 
 def _merged(near: DensityDistance | None, far: DensityDistance, where: Tensor) -> DensityDistance:
