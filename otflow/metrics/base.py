@@ -147,7 +147,8 @@ def _steps(measures: Sequence[Measure], ts: Any) -> list[float]:
 @singledispatch
 def displacement(mu: Measure, nu: Measure) -> Tangent:
     """`Metric.displacement` for W2."""
-    checks.fail("mu", repr(mu), "a path is made of Particles or Gaussians", "pass Particles(*mu.nodes())")
+    rule, remedy = "a path is made of Particles or Gaussians", "take distance(mu, nu, metric) along the path"
+    checks.fail("mu", repr(mu), rule, remedy)
 
 
 @displacement.register(Particles)

@@ -217,3 +217,14 @@ def test_slices_of_the_plane_know_what_is_far_and_refuse_the_rest() -> None:
     assert sliced_wasserstein(mu, far, directions=np.eye(2)).item() == pytest.approx(math.sqrt(2), rel=TOL)
     with pytest.raises(of.errors.ConvergenceError, match=r"cells are 0\.25 x 0\.25 wide"):
         sliced_wasserstein(mu, near, directions=np.eye(2))
+
+
+def test_numbers_that_are_not_finite_are_named() -> None:
+    mu = bell(np.zeros(2), 1.0, 8)
+    with pytest.raises(of.InputError, match=r"nu\[2, 3\] = nan"):
+        wasserstein(
+            mu,
+            mu.at(
+                [mu.density.index_put((torch.tensor(2), torch.tensor(3)), torch.tensor(math.nan).double())]
+            ),
+        )

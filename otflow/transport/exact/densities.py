@@ -229,5 +229,5 @@ def admit(mu: Any, nu: Any) -> bool:
     """Whether both are densities, in as many dimensions, with more than a line."""
     grids = isinstance(mu, Grid) and isinstance(nu, Grid)
     if grids and len(mu.axes) == len(nu.axes):
-        checks.alike(nu.density, "nu", mu.density, "mu")
+        checks.alike(checks.finite(nu.density, "nu"), "nu", checks.finite(mu.density, "mu"), "mu")
     return grids and len(mu.axes) == len(nu.axes) > 1
