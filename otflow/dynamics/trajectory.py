@@ -169,8 +169,9 @@ class Trajectory:
         `Wasserstein()`: conditional W2 if they are labelled. Members that have ended stand still: their speed
         is 0, and that of their last interval is taken over the time until they ended.
 
-        On a `Grid` it is that of densities constant on cells, and does not depend on how small a part of a
-        cell the mass moves between save times: see `wasserstein`.
+        On a `Grid` it does not depend on how small a part of a cell the mass moves between save times. It is
+        that of densities constant on cells, see `wasserstein`, but where a front enters empty cells: there it
+        is that of the flux through their walls, as for ``Grid.inner``.
 
         Args:
             of: another distance: a function of two measures, as for `observables.distances`.
@@ -178,8 +179,8 @@ class Trajectory:
 
         Raises:
             ConvergenceError: at the end, if a distance is not known; its ``result`` has all speeds. So it is
-                on grids where cells decide: densities that vary within two cells, or a jump that enters an
-                empty cell by a small part of it. Save less often, or refine the grid.
+                where the cells of a grid decide, as for densities that vary within two cells. Refine the
+                grid, or save less often.
 
         >>> import otflow as of
         >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())

@@ -17,7 +17,7 @@ from otflow.base.progress import bar
 from otflow.measures import Gaussian, Grid, Measure, Particles, Quantiles
 from otflow.transport.bures.geometry import bures_wasserstein
 from otflow.transport.exact.conditional import conditional_wasserstein
-from otflow.transport.exact.densities import pace
+from otflow.transport.exact.densities import TOL, DensityDistance, in_motion
 from otflow.transport.exact.wasserstein import w2
 
 Distance = Callable[..., Any]  # of(mu, nu) -> Tensor, or of(mu, nu, start=...) -> something with a distance
@@ -89,10 +89,25 @@ def small_move(mu: Measure, nu: Measure, *, start: Any = None) -> Any:
 
 @small_move.register(Grid)
 def _(mu: Grid, nu: Measure, *, start: Any = None) -> Any:
-    distance = geodesic(mu, nu, start=start)
-    if isinstance(nu, Grid) and len(mu.axes) == len(nu.axes) == 1:
-        return pace(mu, nu, distance).trusted(mu).distance
-    return distance
+    if not isinstance(nu, Grid) or len(nu.axes) != len(mu.axes):
+        return geodesic(mu, nu, start=start)
+    moved = in_motion(mu, nu)
+    if len(mu.axes) == 1:
+        return _on_a_line(mu, geodesic(mu, nu), moved).trusted(mu).distance
+    known = moved is not None and bool((moved.error <= TOL).all())
+    return moved if known else geodesic(mu, nu, start=start)
+
+
+def _on_a_line(mu: Grid, exact: Tensor, moved: DensityDistance | None) -> DensityDistance:
+    """The distance of the densities where cells play no part in it, else that of the law in motion."""
+    size = exact.detach()
+    if moved is None:
+        return DensityDistance(exact, size, size)
+    alike = (size >= mu.spacing[0]) | ((moved.distance - size).abs() <= TOL * size)
+    distance = torch.where(alike, exact, moved.distance)
+    return DensityDistance(
+        distance, torch.where(alike, size, moved.low), torch.where(alike, size, moved.high)
+    )
 
 
 def _takes_start(of: Distance) -> bool:

@@ -294,22 +294,42 @@ def test_the_speed_on_a_line_does_not_depend_on_how_often_it_is_saved(cells: flo
     assert distance(a[0], b[0], of.Wasserstein()).item() == apart
 
 
-def advancing(shift: float) -> of.Grid:
-    """A block of density 1 / 2 whose front stands ``shift`` cells behind a wall of the cells."""
-    walls = np.linspace(-2, 2, 41)
-    mass = np.diff(np.clip(walls, 0.1 * shift - 1, 0.1 * shift + 1))
-    return of.Grid(mass / mass.sum() * 10, [(walls[1:] + walls[:-1]) / 2])
+def block(shift: float, cells: int, lines: int) -> of.Grid:
+    """A block, ``cells`` wide, that advanced by ``shift`` cells of width 0.1, on a line or in a plane."""
+    walls = np.arange(2.0 * cells + 1)
+    mass = np.diff(np.clip(walls, cells / 2 + shift, 1.5 * cells + shift)) * np.ones((lines, 1))
+    axes = [0.1 * np.arange(lines), 0.1 * (walls[1:] - 0.5)]
+    k = 0 if lines > 1 else 1
+    return of.Grid((mass / mass.sum() / 0.1 ** (2 - k))[0 if k else slice(None)], axes[k:])
 
 
-def test_a_jump_that_enters_an_empty_cell_by_a_thousandth_has_no_speed_on_a_grid() -> None:
-    traj = along_a_line(0.1)[:2]
-    jump = replace(traj, measures=(advancing(0.0), advancing(1e-3)))
+def apart(mu: of.Grid, nu: of.Grid) -> of.Trajectory:
+    """A trajectory from one to the other in the time 0.1."""
+    return replace(along_a_line(0.1)[:2], measures=(mu, nu))
+
+
+@pytest.mark.parametrize("lines", [1, 4])
+def test_a_front_that_enters_empty_cells_has_the_speed_of_its_law(lines: int) -> None:
+    for cells in (3.0, 1.0, 0.3, 1e-2, 1e-4):
+        speed = apart(block(0.0, 40, lines), block(cells, 40, lines)).speed().item()
+        assert speed == pytest.approx(cells, rel=0.05)
+
+
+@pytest.mark.parametrize("lines", [1, 4])
+def test_a_front_of_a_few_cells_has_no_speed_that_is_known(lines: int) -> None:
     with pytest.raises(of.errors.ConvergenceError, match=r"not known to 5%.*refine the grid") as caught:
-        jump.speed()
+        apart(block(0.0, 4, lines), block(1e-2, 4, lines)).speed()
     assert caught.value.result.shape == (1,)
-    for cells in (1.0, 1.5, 3.0):
-        whole = replace(traj, measures=(advancing(0.0), advancing(cells)))
-        assert whole.speed().item() == pytest.approx(cells, rel=1e-2)
+
+
+@pytest.mark.parametrize("dt", [0.05, 0.005])
+def test_a_porous_medium_has_the_speed_of_its_steps(dt: float) -> None:
+    x = (np.arange(80) + 0.5) / 20 - 2
+    medium = of.Grid.from_function(lambda x: np.maximum(1 - x**2, 0), [x])
+    field = of.SteepestDescent(of.PorousMedium(2.0), of.Wasserstein())
+    traj = of.flow(medium, field, of.JKO(), t1=3 * dt, dt=dt)
+    costs = traj.certificates["cost"][1:]
+    assert traj.speed().tolist() == pytest.approx((costs.sqrt() / dt).tolist(), rel=1e-2)
 
 
 def test_a_speed_in_the_plane_is_that_of_the_law() -> None:

@@ -52,7 +52,10 @@ PACES = (0.0, 0.01, 0.03, 0.1, 0.3)  # theta: 0 is best for comparable densities
 class DualNorm:
     """The potential of f = nu - mu, |f|_{H^-1(m)}, and bounds between which W2 lies; all (B,) but for phi.
 
-    ``phi`` is a potential in all cells only if ``full``, that is if none counts as empty.
+    ``phi`` is a potential in all cells only if ``full``, that is if none counts as empty. ``motion`` is
+    ``high`` for a law in motion, of which the densities are the masses in cells: its front may advance within
+    a cell rather than fill it at once. The flux through the wall behind the front is then right, and the
+    density beside it off by a factor of two at most, so that the action of the wall is its own error.
     """
 
     phi: Array  # (B, n_1, .., n_D)
@@ -60,6 +63,7 @@ class DualNorm:
     value: Array
     low: Array
     high: Array
+    motion: Array
 
 
 def dual_norm(mu: Array, nu: Array, spacing: tuple[float, ...]) -> DualNorm:
@@ -88,7 +92,9 @@ def dual_norm(mu: Array, nu: Array, spacing: tuple[float, ...]) -> DualNorm:
     low = square / np.sqrt(np.where(square > 0, square + bent, 1.0))
     fluxes, rest = poisson.carry(f, phi)
     full = np.asarray((island > 0).reshape(len(mean), -1).all(-1))
-    return DualNorm(phi, full, value, low, _action(mu, nu, fluxes, spacing) + _left(rest, spacing))
+    walls = _beside([k * g**2 for k, g in zip(edges, slopes, strict=True)], mean)
+    high, motion = (z + _left(rest, spacing) for z in _actions(mu, nu, fluxes, walls, spacing))
+    return DualNorm(phi, full, value, low, high, motion)
 
 
 def _thick(mean: Array) -> Array:
@@ -173,8 +179,25 @@ def _walled(flux: Array, axis: int) -> Array:
     return np.pad(flux, [(1, 1) if a == axis else (0, 0) for a in range(flux.ndim)])
 
 
-def _action(mu: Array, nu: Array, fluxes: list[Array], spacing: tuple[float, ...]) -> Array:
-    """The root of the least action over the paces, an upper bound of W2 if the fluxes carry mu into nu."""
+def _beside(walls: list[Array], mean: Array) -> Array:
+    """The mean of what is on the two walls of a cell along an axis, 0 on the outer ones, summed over axes."""
+    out = np.zeros_like(mean)
+    for axis, wall in enumerate(walls, start=1):
+        whole = _walled(wall, axis)
+        first, last = spans(axis, whole.ndim)
+        out += (whole[first] + whole[last]) / 2
+    return out
+
+
+def _actions(
+    mu: Array, nu: Array, fluxes: list[Array], walls: Array, spacing: tuple[float, ...]
+) -> tuple[Array, Array]:
+    """The roots of two actions of the fluxes: `DualNorm.high`, least over the paces, and `DualNorm.motion`.
+
+    The first is an upper bound of W2 if the fluxes carry mu into nu. The second is at constant pace, and as
+    an estimate counts no cell more than four times as much as its ``walls`` do, which count half of their
+    own.
+    """
     square = np.zeros_like(mu)
     for axis, flux in enumerate(fluxes, start=1):
         first, last = spans(axis, flux.ndim)
@@ -182,14 +205,19 @@ def _action(mu: Array, nu: Array, fluxes: list[Array], spacing: tuple[float, ...
         square += (a * a + a * b + b * b) / 3
     moved = square > 0
     most, least = np.maximum(mu, nu)[moved], np.minimum(mu, nu)[moved]
-    totals, cost = [], np.zeros_like(mu)
-    for theta in PACES:
-        # int (s (1 - s))^theta / (1 - z s) ds = B(1 + theta, 1 + theta) 2F1(1, 1 + theta; 2 + 2 theta; z)
-        share = hyp2f1(1.0, 1 + theta, 2 + 2 * theta, 1 - least / most)
-        pace = beta(1 - theta, 1 - theta) * beta(1 + theta, 1 + theta)
-        cost[moved] = pace * share * square[moved] / most
-        totals.append(_total(cost))
-    return np.sqrt(np.min(totals, axis=0) * float(np.prod(spacing)))
+
+    def total(weight: Array) -> Array:
+        cost = np.zeros_like(mu)
+        cost[moved] = weight * square[moved]
+        return _total(cost) * float(np.prod(spacing))
+
+    # int (s (1 - s))^theta / (1 - z s) ds = B(1 + theta, 1 + theta) 2F1(1, 1 + theta; 2 + 2 theta; z)
+    shares = [hyp2f1(1.0, 1 + theta, 2 + 2 * theta, 1 - least / most) / most for theta in PACES]
+    paces = [beta(1 - theta, 1 - theta) * beta(1 + theta, 1 + theta) for theta in PACES]
+    totals = [total(pace * share) for pace, share in zip(paces, shares, strict=True)]
+    motion = total(np.minimum(shares[0], 4 * walls[moved] / square[moved]))
+    high = np.min(totals, axis=0)
+    return np.sqrt(high), np.sqrt(np.minimum(motion, high))
 
 
 def _left(rest: Array, spacing: tuple[float, ...]) -> Array:
@@ -200,11 +228,7 @@ def _left(rest: Array, spacing: tuple[float, ...]) -> Array:
 
 def _bent(mean: Array, edges: list[Array], slopes: list[Array], spacing: tuple[float, ...]) -> Array:
     """sum over cells of K |grad phi|^2 m / 12."""
-    q = np.zeros_like(mean)
-    for axis, (k, g) in enumerate(zip(edges, slopes, strict=True), start=1):
-        walls = _walled(np.where(k > 0, g**2, 0.0), axis)
-        first, last = spans(axis, walls.ndim)
-        q += (walls[first] + walls[last]) / 2
+    q = _beside([np.where(k > 0, g**2, 0.0) for k, g in zip(edges, slopes, strict=True)], mean)
     inner, D = tuple(range(1, q.ndim)), len(spacing)
     rise = [np.asarray(np.gradient(q, h, axis=a)) for a, h in zip(inner, spacing, strict=True)]
     H = np.empty((*q.shape, D, D))

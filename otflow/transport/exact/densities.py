@@ -87,21 +87,19 @@ def between(mu: Grid, nu: Grid, p: float, atoms: Atoms) -> DensityDistance:
     return DensityDistance(distance, low, high, found.plan)
 
 
-def pace(mu: Grid, nu: Grid, distance: Tensor) -> DensityDistance:
-    """W2 between densities on a line, with the dual norm as its bound where mass moves by less than a cell.
+def in_motion(mu: Grid, nu: Grid) -> DensityDistance | None:
+    """W2 between laws in motion, of which the densities are the masses in cells, if the cells are the same.
 
-    The distance is exact for densities constant on cells, but as the law of a motion it is not: a jump that
-    enters an empty cell fills all of it at once, and then |mu'| is infinite. The dual norm, in which fluxes
-    go through the walls of cells, sees the jump advance. Where both agree, cells play no part.
+    The distance between densities constant on cells is another one where a jump enters an empty cell: they
+    fill all of it at once, and the less of it is filled between two times, the larger is their speed. The
+    dual norm, in which fluxes go through the walls of cells, sees the jump advance.
     """
-    far = distance.detach() >= mu.spacing[0]
-    if not _same_cells(mu, nu) or bool(far.all()):
-        return DensityDistance(distance, distance.detach(), distance.detach())
-    norm = _close(mu.at([mu.density.detach()]), nu.at([nu.density.detach()]), pair(mu, nu)).distance
-    norm = torch.where(far, distance.detach(), norm.reshape(distance.shape).to(distance))
-    return DensityDistance(
-        distance, torch.minimum(norm, distance.detach()), torch.maximum(norm, distance.detach())
-    )
+    if not _same_cells(mu, nu):
+        return None
+    both = pair(mu, nu)
+    found = _close(mu, nu, both, motion=True)
+    distance, low, high = (z.reshape(both.batch) for z in (found.distance, found.low, found.high))
+    return DensityDistance(distance.to(mu.dtype), low, high)
 
 
 def _same_cells(mu: Grid, nu: Grid) -> bool:
@@ -113,12 +111,13 @@ def _same_cells(mu: Grid, nu: Grid) -> bool:
 # --- close ---------------------------------------------------------------------------------------------
 
 
-def _close(mu: Grid, nu: Grid, both: Pair) -> DensityDistance:
+def _close(mu: Grid, nu: Grid, both: Pair, *, motion: bool = False) -> DensityDistance:
     D = len(mu.axes)
     a, b = (merge(m.density.double(), both.batch, D) for m in (mu, nu))
     a, b = (z / (z.flatten(1).sum(-1).reshape(-1, *(1,) * D) * mu.cell) for z in (a, b))
     norm = dual_norm(a.detach().cpu().numpy(), b.detach().cpu().numpy(), mu.spacing)
-    value, low, high = (torch.from_numpy(z).to(a) for z in (norm.value, norm.low, norm.high))
+    above = norm.motion if motion else norm.high
+    value, low, high = (torch.from_numpy(z).to(a) for z in (norm.value, norm.low, above))
     if both.moves:
         value = _with_derivatives(value, torch.from_numpy(norm.phi).to(a), a, b, mu.spacing)
         full = torch.from_numpy(norm.full).to(high.device)
