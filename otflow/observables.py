@@ -266,7 +266,8 @@ def distances(
         progress: show a bar.
 
     Raises:
-        ConvergenceError: at the end, if a distance did not converge; its ``result`` has all values.
+        ConvergenceError: at the end, if a distance did not converge, or if it depends on the cells of a
+            `Grid` (see `wasserstein`); its ``result`` has all values.
 
     >>> from otflow.observables import distances
     >>> import otflow as of

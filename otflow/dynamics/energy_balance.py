@@ -18,8 +18,9 @@ from otflow.base.tangent import Tangent, align
 from otflow.dynamics.trajectory import Trajectory
 from otflow.fields import SteepestDescent, VelocityField
 from otflow.measures import Grid, Measure, Particles
-from otflow.metrics import Metric
+from otflow.metrics import Metric, Wasserstein
 from otflow.steppers.jko.stepper import admit, as_descent
+from otflow.transport.chain import small_move
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ def energy_balance(traj: Trajectory, field: VelocityField, *, lengths: Any = Non
         traj: a trajectory.
         field: a `SteepestDescent` (or a sum of them in one metric), whose energy and metric are meant.
         lengths: squared lengths (T - 1, *batch) between save times, when they are known better:
-            ``traj.certificates["cost"][1:]`` of a JKO run that saved every step. Needed on grids of two or
-            three dimensions.
+            ``traj.certificates["cost"][1:]`` of a JKO run that saved every step. On grids of two or three
+            dimensions they are otherwise those of `Trajectory.speed`, which may refuse.
 
     >>> import otflow as of
     >>> pull = of.SteepestDescent(of.QuadraticPotential([[1.0]]), of.Wasserstein())
@@ -160,10 +161,13 @@ def _(mu: Particles, nu: Particles, metric: Metric) -> Tensor:
 
 @_chord.register(Grid)
 def _(mu: Grid, nu: Grid, metric: Metric) -> Tensor:
-    """int J^2 / rho for the flux J that makes mu into nu; on the line there is only one."""
-    rule = "on grids of several dimensions the way between densities is not known from them"
-    remedy = 'save every step of JKO() and pass lengths=traj.certificates["cost"][1:]'
-    checks.require(len(mu.axes) <= 1, "lengths", None, rule, remedy)
+    """int J^2 / rho for the flux J that makes mu into nu: there is one on the line, else that of least W2."""
+    if len(mu.axes) > 1:
+        rule = "on grids of several dimensions the way between densities is known for Wasserstein() only"
+        remedy = "pass lengths=..., the squared lengths between save times"
+        checks.require(isinstance(metric, Wasserstein), "metric", metric, rule, remedy)
+        found = small_move(mu, nu)
+        return getattr(found, "distance", found).square()
     middle = mu.at([(mu.density + nu.density) / 2])
     flux = ((mu.density - nu.density) * mu.spacing[0]).cumsum(-1)[..., :-1]
     faces = (middle.density[..., 1:] + middle.density[..., :-1]) / 2

@@ -18,7 +18,7 @@ from otflow.dynamics.dataset import pack, unpack
 from otflow.measures import Measure
 from otflow.measures.base import pick
 from otflow.measures.parts import alike, fixed
-from otflow.transport.chain import chain, geodesic
+from otflow.transport.chain import chain, small_move
 
 if TYPE_CHECKING:
     import xarray
@@ -169,9 +169,18 @@ class Trajectory:
         `Wasserstein()`: conditional W2 if they are labelled. Members that have ended stand still: their speed
         is 0, and that of their last interval is taken over the time until they ended.
 
+        On a `Grid` it does not depend on how small a part of a cell the mass moves between save times. It is
+        that of densities constant on cells, see `wasserstein`, but where a front enters empty cells: there it
+        is that of the flux through their walls, as for ``Grid.inner``.
+
         Args:
             of: another distance: a function of two measures, as for `observables.distances`.
             progress: show a bar.
+
+        Raises:
+            ConvergenceError: at the end, if a distance is not known; its ``result`` has all speeds. So it is
+                where the cells of a grid decide, as for densities that vary within two cells. Refine the
+                grid, or save less often.
 
         >>> import otflow as of
         >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
@@ -188,7 +197,7 @@ class Trajectory:
         )
         pairs = zip(self.measures, self.measures[1:], strict=False)
         try:
-            return self._rate(chain(self.ts[1:].tolist(), pairs, of or geodesic, progress=progress))
+            return self._rate(chain(self.ts[1:].tolist(), pairs, of or small_move, progress=progress))
         except ConvergenceError as error:
             raise ConvergenceError(str(error), self._rate(error.result)) from error
 

@@ -69,8 +69,8 @@ class SquaredWasserstein(Towards):
 
     Args:
         target: of the kind of the measures that come: `Particles` on the same space or a `Grid`, whose
-            density counts as atoms in the centres of the cells, or a `Gaussian`. Its batch axes are those
-            of the measure, or broadcast to them.
+            density is constant on cells (in the plane, what cells decide is refused), or a `Gaussian`. Its
+            batch axes are those of the measure, or broadcast to them.
 
     References: Ambrosio, Gigli and Savare 2008, "Gradient flows", Section 10.2.
 

@@ -72,8 +72,9 @@ class Wasserstein(Metric):
 def distance(mu: Measure, nu: Measure, metric: Metric) -> Tensor:
     """The geodesic distance of a metric, shape (*batch,).
 
-    For `Wasserstein()` the measures decide what that is: W2 for `Particles` and densities on a `Grid`,
-    conditional W2 (mass keeps its label) for particles that are labelled, Bures-Wasserstein for Gaussians.
+    For `Wasserstein()` the measures decide what that is: W2 for `Particles` and densities on a `Grid` (which
+    are constant on cells: `wasserstein` says how well it is known), conditional W2 (mass keeps its label) for
+    particles that are labelled, Bures-Wasserstein for Gaussians.
     `Twisted` by a constant matrix M it is the same between the images under M^(1/2); with a weight there is
     no formula, and `solve_twisted` gives bounds.
 
@@ -146,7 +147,8 @@ def _steps(measures: Sequence[Measure], ts: Any) -> list[float]:
 @singledispatch
 def displacement(mu: Measure, nu: Measure) -> Tangent:
     """`Metric.displacement` for W2."""
-    checks.fail("mu", repr(mu), "a path is made of Particles or Gaussians", "pass Particles(*mu.nodes())")
+    rule, remedy = "a path is made of Particles or Gaussians", "take distance(mu, nu, metric) along the path"
+    checks.fail("mu", repr(mu), rule, remedy)
 
 
 @displacement.register(Particles)

@@ -14,9 +14,10 @@ from torch import Tensor
 from otflow.base import checks
 from otflow.base.errors import ConvergenceError
 from otflow.base.progress import bar
-from otflow.measures import Gaussian, Measure, Particles, Quantiles
+from otflow.measures import Gaussian, Grid, Measure, Particles, Quantiles
 from otflow.transport.bures.geometry import bures_wasserstein
 from otflow.transport.exact.conditional import conditional_wasserstein
+from otflow.transport.exact.densities import TOL, DensityDistance, in_motion
 from otflow.transport.exact.wasserstein import w2
 
 Distance = Callable[..., Any]  # of(mu, nu) -> Tensor, or of(mu, nu, start=...) -> something with a distance
@@ -78,6 +79,35 @@ def _(mu: Particles, nu: Measure, *, start: Any = None) -> Any:
     checks.require(len(set(labelled)) <= 1, "nu", nu, rule, "label both, or ignore labels with wasserstein")
     together = len(labelled) == 2 and all(labelled)
     return conditional_wasserstein(mu, nu) if together else w2(mu, nu, start=start)
+
+
+@singledispatch
+def small_move(mu: Measure, nu: Measure, *, start: Any = None) -> Any:
+    """`geodesic` between measures of one motion at times close together, for speeds."""
+    return geodesic(mu, nu, start=start)
+
+
+@small_move.register(Grid)
+def _(mu: Grid, nu: Measure, *, start: Any = None) -> Any:
+    if not isinstance(nu, Grid) or len(nu.axes) != len(mu.axes):
+        return geodesic(mu, nu, start=start)
+    moved = in_motion(mu, nu)
+    if len(mu.axes) == 1:
+        return _on_a_line(mu, geodesic(mu, nu), moved).trusted(mu).distance
+    known = moved is not None and bool((moved.error <= TOL).all())
+    return moved if known else geodesic(mu, nu, start=start)
+
+
+def _on_a_line(mu: Grid, exact: Tensor, moved: DensityDistance | None) -> DensityDistance:
+    """The distance of the densities where cells play no part in it, else that of the law in motion."""
+    size = exact.detach()
+    if moved is None:
+        return DensityDistance(exact, size, size)
+    alike = (size >= mu.spacing[0]) | ((moved.distance - size).abs() <= TOL * size)
+    distance = torch.where(alike, exact, moved.distance)
+    return DensityDistance(
+        distance, torch.where(alike, size, moved.low), torch.where(alike, size, moved.high)
+    )
 
 
 def _takes_start(of: Distance) -> bool:

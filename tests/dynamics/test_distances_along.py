@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
+from scipy.stats import norm
 from torch import Tensor
 
 import otflow as of
@@ -268,10 +270,72 @@ def test_a_speed_that_is_not_certified_is_kept_by_the_error(monkeypatch: pytest.
     assert caught.value.result.tolist() == pytest.approx(good.tolist(), rel=1e-9)
 
 
-def test_speeds_of_gaussians_and_grids_are_defined() -> None:
+def test_speeds_of_gaussians_are_those_of_their_laws() -> None:
     bells = of.flow(of.Gaussian([1.0], root=[[2.0]]), DECAY_OF_GAUSSIANS, of.RK4(), t1=0.02, dt=0.01)
     assert bells.speed().tolist() == pytest.approx([math.exp(-0.005), math.exp(-0.015)], rel=1e-4)
-    rightwards = Given(lambda t, rho: torch.ones_like(rho[..., 1:]))
-    grid = of.flow(hill(40), rightwards, of.Euler(), t1=0.02, dt=0.01)
-    assert grid.speed().shape == (2,)
-    assert bool((grid.speed() > 0.5).all())
+
+
+def along_a_line(gap: float) -> of.Trajectory:
+    """A normal law that moves with speed one, as the masses of cells of width 0.1; ``gap`` between saves."""
+    walls = np.linspace(-6, 6, 121)
+    ts = gap * np.arange(4)
+    mass = np.diff(norm.cdf(walls, ts[:, None]), axis=-1)
+    laws = [of.Grid(m / m.sum() / 0.1, [(walls[1:] + walls[:-1]) / 2]) for m in mass]
+    plain = of.flow(laws[0], Given(lambda t, rho: 0 * rho[..., 1:]), of.Euler(), t1=gap, dt=gap)
+    return replace(plain, ts=torch.tensor(ts), measures=tuple(laws), ended=torch.tensor(math.nan))
+
+
+@pytest.mark.parametrize("cells", [3.0, 1.0, 0.1, 0.01, 0.001])
+def test_the_speed_on_a_line_does_not_depend_on_how_often_it_is_saved(cells: float) -> None:
+    assert along_a_line(0.1 * cells).speed().tolist() == pytest.approx([1.0] * 3, rel=1e-3)
+    a, b = along_a_line(0.1 * cells)[:1], along_a_line(0.1 * cells)[1:2]
+    apart = distances(replace(a, ts=b.ts), b).item()
+    assert apart == pytest.approx(0.1 * cells, rel=1e-3)
+    assert distance(a[0], b[0], of.Wasserstein()).item() == apart
+
+
+def block(shift: float, cells: int, lines: int) -> of.Grid:
+    """A block, ``cells`` wide, that advanced by ``shift`` cells of width 0.1, on a line or in a plane."""
+    walls = np.arange(2.0 * cells + 1)
+    mass = np.diff(np.clip(walls, cells / 2 + shift, 1.5 * cells + shift)) * np.ones((lines, 1))
+    axes = [0.1 * np.arange(lines), 0.1 * (walls[1:] - 0.5)]
+    k = 0 if lines > 1 else 1
+    return of.Grid((mass / mass.sum() / 0.1 ** (2 - k))[0 if k else slice(None)], axes[k:])
+
+
+def apart(mu: of.Grid, nu: of.Grid) -> of.Trajectory:
+    """A trajectory from one to the other in the time 0.1."""
+    return replace(along_a_line(0.1)[:2], measures=(mu, nu))
+
+
+@pytest.mark.parametrize("lines", [1, 4])
+def test_a_front_that_enters_empty_cells_has_the_speed_of_its_law(lines: int) -> None:
+    for cells in (3.0, 1.0, 0.3, 1e-2, 1e-4):
+        speed = apart(block(0.0, 40, lines), block(cells, 40, lines)).speed().item()
+        assert speed == pytest.approx(cells, rel=0.05)
+
+
+@pytest.mark.parametrize("lines", [1, 4])
+def test_a_front_of_a_few_cells_has_no_speed_that_is_known(lines: int) -> None:
+    with pytest.raises(of.errors.ConvergenceError, match=r"not known to 5%.*refine the grid") as caught:
+        apart(block(0.0, 4, lines), block(1e-2, 4, lines)).speed()
+    assert caught.value.result.shape == (1,)
+
+
+@pytest.mark.parametrize("dt", [0.05, 0.005])
+def test_a_porous_medium_has_the_speed_of_its_steps(dt: float) -> None:
+    x = (np.arange(80) + 0.5) / 20 - 2
+    medium = of.Grid.from_function(lambda x: np.maximum(1 - x**2, 0), [x])
+    field = of.SteepestDescent(of.PorousMedium(2.0), of.Wasserstein())
+    traj = of.flow(medium, field, of.JKO(), t1=3 * dt, dt=dt)
+    costs = traj.certificates["cost"][1:]
+    assert traj.speed().tolist() == pytest.approx((costs.sqrt() / dt).tolist(), rel=1e-2)
+
+
+def test_a_speed_in_the_plane_is_that_of_the_law() -> None:
+    line = along_a_line(0.01)
+    still = np.ones(4) / 0.4
+    laws = [
+        of.Grid(mu.density[:, None] * torch.tensor(still), [mu.axes[0], 0.1 * np.arange(4)]) for mu in line
+    ]
+    assert replace(line, measures=tuple(laws)).speed().tolist() == pytest.approx([1.0] * 3, rel=1e-2)

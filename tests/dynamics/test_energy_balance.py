@@ -80,9 +80,16 @@ def test_gaussians_and_grids_balance_too() -> None:
     field = of.SteepestDescent(of.Potential(zoo.harmonic), of.Wasserstein())
     traj = of.flow(hill(80), field, of.Euler(), t1=0.2, dt=0.002, save_at=np.linspace(0, 0.2, 21))
     assert float(of.energy_balance(traj, field).relative) < 0.05  # an upwind step is diffusive
-    plane = of.flow(zoo.MEASURES["grid_2d"](), field, of.Euler(), t1=0.01, dt=0.001)
-    with pytest.raises(of.InputError, match="lengths"):
-        of.energy_balance(plane, field)
+
+
+@pytest.mark.thorough
+def test_in_the_plane_the_way_is_that_of_the_least_flux() -> None:
+    x = (np.arange(24) + 0.5) / 6 - 2
+    mu = of.Grid.from_function(lambda a, b: np.exp(-2 * (a - 0.3) ** 2 - 2 * b**2), [x, x])
+    field = of.SteepestDescent(of.Potential(zoo.harmonic) + 0.2 * of.Entropy(), of.Wasserstein())
+    traj = of.flow(mu, field, of.JKO(), t1=0.02, dt=0.01)
+    balance = of.energy_balance(traj, field)
+    torch.testing.assert_close(balance.length, traj.certificates["cost"][1:], rtol=0.05, atol=0)
 
 
 def test_lengths_can_be_those_of_the_steps() -> None:

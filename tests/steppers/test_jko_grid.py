@@ -14,13 +14,13 @@ from scipy.optimize import brentq, isotonic_regression
 from scipy.special import ndtr
 
 import otflow as of
+from otflow.base import multigrid
 from otflow.base.errors import DerivativeError, InputError
 from otflow.base.status import code
 from otflow.energies.internal import DensityBound, Entropy, PorousMedium
 from otflow.measures import Grid
 from otflow.steppers.jko.base import Move, MovementProblem, minimise
 from otflow.steppers.jko.grid import exact as solver
-from otflow.steppers.jko.grid import multigrid
 from otflow.steppers.jko.grid.dual import Dual, particles
 from otflow.steppers.jko.grid.energy_terms import split
 from otflow.steppers.jko.grid.line import LineDual

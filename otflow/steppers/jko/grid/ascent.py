@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from otflow.base import multigrid
 from otflow.base.status import code
-from otflow.steppers.jko.grid import multigrid
 from otflow.steppers.jko.grid.dual import Dual, Point, extend
 from otflow.steppers.jko.grid.energy_terms import Terms
 from otflow.steppers.jko.grid.line import LineDual

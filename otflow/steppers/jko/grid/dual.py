@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import distance_transform_edt, minimum_filter
 
+from otflow.base.multigrid import spans
 from otflow.steppers.jko.grid.energy_terms import Terms
-from otflow.steppers.jko.grid.multigrid import spans
 from otflow.steppers.jko.grid.spline import Array, Stencil, coefficients
 
 SOFT = 0.05  # eigenvalues of DT below this are lifted to it, because phi is not (yet) c-concave there; chosen

@@ -11,12 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from otflow.base import checks
+from otflow.base import checks, multigrid
 from otflow.base.errors import DerivativeError
 from otflow.measures import Grid
 from otflow.metrics import Wasserstein
 from otflow.steppers.jko.base import Move, MovementProblem, minimise
-from otflow.steppers.jko.grid import multigrid
 from otflow.steppers.jko.grid.ascent import LATE, OK, STALLED, Ascent, ascend, unit_mass
 from otflow.steppers.jko.grid.blurred import BlurredState, blurred, joined, patched
 from otflow.steppers.jko.grid.dual import Dual, Point, extend, particles

@@ -26,7 +26,7 @@ def operator(mass: Array, edges: Sequence[Array], cross: Array | None, spacing: 
     a batch, (*batch, n_1, .., n_D), are blocks of one matrix.
 
     >>> import numpy as np
-    >>> from otflow.steppers.jko.grid.multigrid import operator
+    >>> from otflow.base.multigrid import operator
     >>> operator(np.zeros(3), [np.ones(2)], None, [1.0]).toarray()
     array([[ 1., -1.,  0.],
            [-1.,  2., -1.],
@@ -150,7 +150,7 @@ def solve(A: Any, grids: Hierarchy, b: Array, *, tol: float, max_iter: int = 60)
     """x with |A x - b| <= tol |b| for each row of b, (members, n), by conjugate gradients.
 
     >>> import numpy as np
-    >>> from otflow.steppers.jko.grid.multigrid import hierarchy, operator, solve
+    >>> from otflow.base.multigrid import hierarchy, operator, solve
     >>> A = operator(np.ones(5), [np.ones(4)], None, [1.0])
     >>> x = solve(A, hierarchy(A, (5,), 1), np.ones((1, 5)), tol=1e-8)
     >>> np.allclose(x, 1.0)
