@@ -3,7 +3,8 @@
 One law for all fields, energies and metrics: plain arrays and plain tensors are copied when an object is
 built, so that a later change of them changes nothing. Tensors that learn (parameters, and whatever else
 requires a gradient) are held themselves, since an optimiser edits them in place; nothing that is derived from
-their values is kept, so nothing can be out of date.
+their values is kept, so nothing can be out of date. What an object hands out is a copy or the tensor itself:
+then an edit of it is an edit of the object, and all that was derived is derived, and checked, again.
 """
 
 from __future__ import annotations
@@ -45,6 +46,33 @@ def held(value: Any, name: str) -> Raw:
     return out.clone() if out is value and not live(out) else out
 
 
+class Seen(Generic[T]):
+    """A fact about a tensor, found out once and again whenever the tensor was edited in place.
+
+    Views share the version of what they are views of, and so what is known of it. Writes through ``.data``
+    leave no trace: of a tensor that learns nothing is to be kept.
+
+    >>> import torch
+    >>> from otflow.base.parameters import Seen
+    >>> a, total = torch.ones(2), Seen()
+    >>> [total(a, lambda a: a.sum().item()), total(a.mul_(3), lambda a: a.sum().item())]
+    [2.0, 6.0]
+    """
+
+    def __init__(self) -> None:
+        self.of: Tensor | None = None
+        self.version = -1
+        self.fact: T
+
+    def __call__(self, a: Tensor, find: Callable[[Tensor], T]) -> T:
+        """``find(a)``, as found before if nothing has changed since."""
+        whole = a if a._base is None else a._base
+        version = -1 if a.is_inference() else a._version  # inference mode counts no versions
+        if version < 0 or version != self.version or whole is not self.of:
+            self.of, self.version, self.fact = whole, version, find(a)
+        return self.fact
+
+
 class Derived(Generic[T]):
     """An attribute that is ``derive(tensor, name)`` of the tensor, or None, that is assigned to it.
 
@@ -64,6 +92,8 @@ class Derived(Generic[T]):
         raw = None if value is None else held(value, self.name)
         derived = None if raw is None else self._value(raw)  # also of what learns: wrong input is refused now
         vars(holder)[self.name] = raw if raw is None or _learns(raw) else derived
+        if derived is not None and not _learns(derived):
+            self._seen(holder)(derived, _itself)
 
     @overload
     def __get__(self, holder: None, owner: type) -> Derived[T]: ...
@@ -73,10 +103,27 @@ class Derived(Generic[T]):
         if holder is None:  # asked of the class, as by help() and tools of documentation
             return self
         raw = vars(holder)[self.name]
-        return cast(T, raw if raw is None or not _learns(raw) else self._value(raw))
+        if raw is None:
+            return cast(T, None)
+        return cast(T, self._value(raw) if _learns(raw) else self._plain(holder, raw))
+
+    def _plain(self, holder: object, raw: Tensor) -> Tensor:
+        """What was derived, and is handed out; derived again if somebody has edited it."""
+        found = self._seen(holder)(raw, self._value)
+        if found is not raw:
+            vars(holder)[self.name] = self._seen(holder)(found, _itself)
+        return found
+
+    def _seen(self, holder: object) -> Seen[Tensor]:
+        seen: Seen[Tensor] = vars(holder).setdefault("_seen", {}).setdefault(self.name, Seen())
+        return seen
 
     def _value(self, raw: Raw) -> Tensor:
         return self.derive(torch.stack(raw) if isinstance(raw, tuple) else raw, self.name)
+
+
+def _itself(a: Tensor) -> Tensor:
+    return a
 
 
 def _learns(raw: Raw) -> bool:
