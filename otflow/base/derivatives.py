@@ -20,6 +20,11 @@ def keep(ctx: Any, *tensors: Tensor | None) -> None:
     ctx.save_for_forward(*tensors)
 
 
+def forward_mode() -> bool:
+    """Whether tensors may carry tangents at all: asked first where many would have to be looked at."""
+    return forward_ad._current_level >= 0
+
+
 def dual(a: Tensor) -> bool:
     """Whether a tensor carries a tangent, for forward mode."""
     return forward_ad.unpack_dual(a).tangent is not None

@@ -236,7 +236,7 @@ def _placed(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Parametric):
         for name, inner in vars(value).items():
-            if name not in value.aside:
+            if name not in value.aside and name != "_seen":
                 yield "" if name in value.anonymous else name, inner
     elif isinstance(value, tuple | list):
         yield from ((str(i), inner) for i, inner in enumerate(value))

@@ -53,15 +53,13 @@ class Constant(Weight):
 
     def __init__(self, value: Any, name: str = "value") -> None:
         self.value = held(value, name)
-        self._identity: Seen[bool] = Seen()
+        self._seen: Seen[bool] = Seen()  # whether it is the identity
 
     @property
     def unit(self) -> bool:
         # One that learns may be the identity now, but not for good: writes through .data leave no trace.
         return (
-            isinstance(self.value, Tensor)
-            and not live(self.value)
-            and self._identity(self.value, _is_identity)
+            isinstance(self.value, Tensor) and not live(self.value) and self._seen(self.value, _is_identity)
         )
 
     def __call__(self, t: Tensor | None = None) -> Tensor:
