@@ -42,7 +42,7 @@ def mean(mu: Measure) -> Tensor:
     tensor([3.], dtype=torch.float64)
     """
     if isinstance(mu, Gaussian):
-        return mu.mean
+        return mu.mean.clone()
     x, w = _linear_nodes(mu)
     return (w[..., None] * x).sum(-2)
 

@@ -46,6 +46,11 @@ def held(value: Any, name: str) -> Raw:
     return out.clone() if out is value and not live(out) else out
 
 
+def edits(a: Tensor) -> int:
+    """How often a tensor, or a view of it, was edited in place; -1 in inference mode, which counts none."""
+    return -1 if a.is_inference() else a._version
+
+
 class Seen(Generic[T]):
     """A fact about a tensor, found out once and again whenever the tensor was edited in place.
 
@@ -64,13 +69,36 @@ class Seen(Generic[T]):
         self.version = -1
         self.fact: T
 
+    @classmethod
+    def known(cls, a: Tensor, fact: T) -> Seen[T]:
+        """What is known of ``a`` without a look."""
+        return cls()._note(a, fact)
+
+    def __reduce__(self) -> tuple[type[Seen[T]], tuple[()]]:
+        return type(self), ()  # a copy is of a copy, whose age begins anew
+
     def __call__(self, a: Tensor, find: Callable[[Tensor], T]) -> T:
         """``find(a)``, as found before if nothing has changed since."""
-        whole = a if a._base is None else a._base
-        version = -1 if a.is_inference() else a._version  # inference mode counts no versions
-        if version < 0 or version != self.version or whole is not self.of:
-            self.of, self.version, self.fact = whole, version, find(a)
+        if self.outdated(a):
+            self._note(a, find(a))
         return self.fact
+
+    def outdated(self, a: Tensor) -> bool:
+        """Whether ``a`` is not as it was seen."""
+        version = edits(a)
+        if version < 0 or version != self.version:
+            return True
+        # Another tensor of the same age is another tensor, but to look at one on an accelerator is to wait.
+        return _whole(a) is not self.of and checks.on_host(a)
+
+    def _note(self, a: Tensor, fact: T) -> Seen[T]:
+        self.of, self.version, self.fact = _whole(a), edits(a), fact
+        return self
+
+
+def _whole(a: Tensor) -> Tensor:
+    """What a tensor is a view of, which has the same version."""
+    return a if a._base is None else a._base
 
 
 class Derived(Generic[T]):
@@ -93,7 +121,7 @@ class Derived(Generic[T]):
         derived = None if raw is None else self._value(raw)  # also of what learns: wrong input is refused now
         vars(holder)[self.name] = raw if raw is None or _learns(raw) else derived
         if derived is not None and not _learns(derived):
-            self._seen(holder)(derived, _itself)
+            self._remember(holder, derived)
 
     @overload
     def __get__(self, holder: None, owner: type) -> Derived[T]: ...
@@ -109,21 +137,17 @@ class Derived(Generic[T]):
 
     def _plain(self, holder: object, raw: Tensor) -> Tensor:
         """What was derived, and is handed out; derived again if somebody has edited it."""
-        found = self._seen(holder)(raw, self._value)
-        if found is not raw:
-            vars(holder)[self.name] = self._seen(holder)(found, _itself)
-        return found
+        if not vars(holder)["_seen"][self.name].outdated(raw):
+            return raw
+        vars(holder)[self.name] = derived = self._value(raw)
+        self._remember(holder, derived)
+        return derived
 
-    def _seen(self, holder: object) -> Seen[Tensor]:
-        seen: Seen[Tensor] = vars(holder).setdefault("_seen", {}).setdefault(self.name, Seen())
-        return seen
+    def _remember(self, holder: object, derived: Tensor) -> None:
+        vars(holder).setdefault("_seen", {})[self.name] = Seen.known(derived, None)
 
     def _value(self, raw: Raw) -> Tensor:
         return self.derive(torch.stack(raw) if isinstance(raw, tuple) else raw, self.name)
-
-
-def _itself(a: Tensor) -> Tensor:
-    return a
 
 
 def _learns(raw: Raw) -> bool:
@@ -218,6 +242,8 @@ def convert(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
     """Replace the tensors that are no parameters by what ``move`` makes of them; parameters stay."""
     if isinstance(value, Tensor):
         return value if live(value) and value.is_leaf else move(value)
+    if isinstance(value, Seen):
+        return type(value)()  # what was known of the tensors before
     if isinstance(value, Parametric):
         for name, inner in vars(value).items():
             vars(value)[name] = _placed(inner, move) if name in value.aside else convert(inner, move)

@@ -26,6 +26,7 @@ from otflow.dynamics.trajectory import Trajectory
 from otflow.fields import VelocityField
 from otflow.fields.base import extended
 from otflow.measures import Measure
+from otflow.measures.base import copied
 from otflow.steppers import Stepper
 
 ORDER = "flow takes a measure such as Particles(x), a field and a stepper, in this order"
@@ -77,7 +78,7 @@ def flow(
     ('ok', 101)
     """
     times = _check(mu0, field, stepper, t0, t1, dt, noise, on_failure)
-    mu0 = extended(mu0, field, times.t0)
+    mu0 = extended(copied(mu0), field, times.t0)
     ends = schedule(times.t0, times.t1, times.dt, save_at, field.switches, adaptive=stepper.adaptive)
     limits = _limits(stop, max_steps, max_seconds)
     with torch.set_grad_enabled(_wants_grad(mu0, field, noise, times)):

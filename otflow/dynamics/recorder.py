@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.parameters import edits
 from otflow.measures import Measure, where
+from otflow.measures.parts import fixed
 from otflow.steppers import Step
 
 Observables = Mapping[str, Callable[[Measure], Any]]
@@ -32,7 +35,7 @@ class Recorder:
     rests: list[bool] = field(default_factory=list)  # whether none was taken before a save, as at t0
 
     def save(self, t: float, mu: Measure) -> None:
-        values = {name: self._value(name, f(mu)) for name, f in self.observe.items()}
+        values = {name: self._observed(name, f, mu) for name, f in self.observe.items()}
         self.ts.append(t)
         self.measures.append(mu)
         self.certificates.append(self.worst)
@@ -40,6 +43,11 @@ class Recorder:
         self.worst, self.moved = {}, False
         for name, value in values.items():
             self.observed.setdefault(name, []).append(value)
+
+    def _observed(self, name: str, f: Callable[[Measure], Any], mu: Measure) -> Tensor:
+        with unedited(f"observe[{name!r}](mu)", mu):
+            value = f(mu)
+        return self._value(name, value)
 
     def _value(self, name: str, value: Any) -> Tensor:
         """What an observable returned, plain numbers in double precision, always of one shape."""
@@ -100,6 +108,16 @@ class Recorder:
         blank = {True: torch.zeros_like(like), False: torch.full_like(like, torch.nan)}
         rows = zip(self.certificates, self.rests, strict=True)
         return torch.stack(torch.broadcast_tensors(*(row.get(name, blank[rest]) for row, rest in rows)))
+
+
+@contextmanager
+def unedited(name: str, mu: Measure) -> Iterator[None]:
+    """Refuse a function of the user that edits the measure it is given: the run would go on from there."""
+    held = [*mu.coords, *(a for a in fixed(mu).values() if isinstance(a, Tensor))]
+    before = [edits(a) for a in held]
+    yield
+    rule, remedy = "it must not edit the measure it is given", "write x = mu.x.clone() first, and edit that"
+    checks.require([edits(a) for a in held] == before, name, "a measure edited in place", rule, remedy)
 
 
 def _without(members: Tensor, value: Tensor) -> Tensor:

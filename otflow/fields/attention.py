@@ -168,7 +168,7 @@ def _centred(mu: Gaussian) -> bool:
 
     An accelerator has done these products before the host has seen the mean.
     """
-    return not followed(mu.mean) and checks.on_host(mu.mean) and not bool(mu.mean.any())
+    return checks.on_host(mu.mean) and not followed(mu.mean) and not bool(mu.mean.any())
 
 
 def log_weights(mu: Particles) -> Tensor | None:

@@ -53,14 +53,15 @@ class Constant(Weight):
 
     def __init__(self, value: Any, name: str = "value") -> None:
         self.value = held(value, name)
-        self._seen: Seen[bool] = Seen()  # whether it is the identity
+        self._seen: Seen[bool] = Seen()
+        _ = self.unit  # a first look now, since it may go to an accelerator later
 
     @property
     def unit(self) -> bool:
         # One that learns may be the identity now, but not for good: writes through .data leave no trace.
-        return (
-            isinstance(self.value, Tensor) and not live(self.value) and self._seen(self.value, _is_identity)
-        )
+        if not isinstance(self.value, Tensor) or live(self.value):
+            return False
+        return self._seen(self.value, _is_identity)
 
     def __call__(self, t: Tensor | None = None) -> Tensor:
         return self.value if isinstance(self.value, Tensor) else torch.stack(self.value)

@@ -151,7 +151,10 @@ class Grid(Measure):
     def each(self, f: Change, exact: Change) -> Self:
         other = object.__new__(type(self))
         other._set(f(self.density), tuple(f(a) for a in self.axes))
-        return self._same_cells(other) if other.dtype == self.dtype else other
+        if other.dtype == self.dtype:
+            widths = tuple(map(Seen.known, other.axes, self.spacing))
+            object.__setattr__(other, "_widths", widths)
+        return other
 
     def parts(self) -> dict[str, Tensor]:
         return {"density": self.density} | {f"axis{i}": a for i, a in enumerate(self.axes)}

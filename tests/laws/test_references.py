@@ -361,3 +361,29 @@ def test_tables_of_quadrature_are_not_handed_out() -> None:
     law = of.Gaussian([0.0, 0.0], root=EYE)
     law.nodes()[1].mul_(2.0)
     assert float(of.Gaussian([0.0, 0.0], root=EYE).nodes()[1].sum()) == pytest.approx(1.0, rel=1e-14)
+
+
+# --- what outlives a call ------------------------------------------------------------------------------
+
+
+def test_what_is_computed_from_a_measure_does_not_hang_on_it() -> None:
+    """Targets, plans, maps and moments are asked again when the measure may have been edited."""
+    mu, nu, law = of.Particles(X), of.Particles(X.flip(0) + 1.0), of.Gaussian([1.0], cov=[[4.0]])
+    plan, energy = of.sinkhorn(mu, nu, 1.0), of.SquaredWasserstein(nu)
+    found, edges = of.solve(law, of.Gaussian([0.0], cov=[[1.0]])), of.Quantiles(CELLS, [0.0, 0.2, 0.7, 1.0])
+    answers: list[Callable[[], Tensor]] = [
+        lambda: plan.cost,
+        plan.barycentric,
+        lambda: energy(CLOUD),
+        lambda: found.map(torch.ones(1, 1, dtype=torch.float64)),
+        lambda: found.potentials[0](torch.ones(1, 1, dtype=torch.float64)),
+    ]
+    before = [f().clone() for f in answers]
+    for a in (mu.x, nu.x, law.mean, law.root):
+        a.mul_(3.0)
+    for f, value in zip(answers, before, strict=True):
+        torch.testing.assert_close(f(), value, rtol=1e-13, atol=1e-13)
+    of.observables.mean(law).zero_()
+    edges.density()[0].zero_()
+    assert law.mean.item() == 3.0
+    assert torch.equal(edges.x, CELLS)
