@@ -60,7 +60,11 @@ def flow(
         stepper: `Euler()`, `Heun()`, `RK4()`, `JKO()` with ``dt``, or the adaptive `Dopri5()` without.
         t1, dt, t0: final time, step, initial time.
         noise: an Ito noise, for steppers of fixed step.
-        observe: name -> function of the measure, recorded at the save times.
+        observe: name -> function of the measure, recorded at the save times. It must not edit the measure.
+            Of a batch it returns (*batch, ...), a value for each member, or something about all of them. What
+            it is shows by asking once more, after the run, with one member more: if the shape grows, there is
+            a value for each, and `Trajectory.member` takes it; else it is shared. A function that cannot be
+            asked so, as one with constants for each member, has a value for each if its shape says so.
         save_at: increasing times to save at (t1 is added); by default every step, or 101 equal times
             for adaptive steppers. They are hit exactly.
         stop: ``stop(t, mu)`` -> bool, or one per member of the batch; checked after every step.
@@ -242,6 +246,7 @@ def _trajectory(run: FlowRun, log: Recorder) -> Trajectory:
         message=run.message,
         steps=run.steps,
         origin=log.origin,
+        shared=log.shared(),
     )
 
 

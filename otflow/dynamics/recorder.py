@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,25 @@ class Recorder:
             rule, remedy = f"it was {tuple(before[0].shape)} before", "return one shape at all times"
             checks.fail(f"observe[{name!r}]", f"shape {tuple(out.shape)}", rule, remedy)
         return out
+
+    def shared(self) -> tuple[str, ...]:
+        """Names of the observables with no value for each member of a batch: those that do not grow with it.
+
+        Only where the shape leaves it open is the function asked again, after the run, of the last measure
+        with one member more along each axis of the batch. If it refuses that one, its shape decides.
+        """
+        batch = self.measures[-1].batch if self.measures else torch.Size()
+        last = {name: values[-1] for name, values in self.observed.items() if batch}
+        return tuple(sorted(name for name, value in last.items() if not self._grows(name, value, batch)))
+
+    def _grows(self, name: str, value: Tensor, batch: torch.Size) -> bool:
+        if value.shape[: len(batch)] != batch:
+            return False
+        mu, wanted = self.measures[-1], tuple(n + 1 for n in batch)
+        rows = torch.meshgrid(*(torch.arange(n + 1, device=mu.device) % n for n in batch), indexing="ij")
+        with torch.no_grad(), torch.random.fork_rng([]), suppress(Exception):  # the run itself is over
+            return tuple(np.shape(self.observe[name](mu[rows])))[: len(batch)] == wanted
+        return True
 
     def certify(self, step: Step) -> None:
         self.moved = True
