@@ -185,7 +185,10 @@ class Parametric:
         return (a for _, a in self.named_parameters())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The values of all that learns or may learn, by name, detached; plain weights are no part of it."""
+        """The values of all that learns or may learn, by name, detached; plain weights are no part of it.
+
+        They share their memory with the parameters, as those of a module do.
+        """
         return {name: a.detach() for name, a in _state(self).items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -26,6 +26,7 @@ X = torch.from_numpy(normal(5, 2))
 LABEL = torch.tensor([0.0, 3.0, 1.0, 4.0, 2.0], dtype=torch.float64)
 CLOUD, ORDERED = of.Particles(X), of.Particles(X, label=LABEL)
 LAW = of.Gaussian([0.1, -0.2], root=[[0.3, 0.0], [0.1, 0.2]])
+LINE = of.Gaussian([0.1], root=[[0.3]])
 ANYWHERE, TIGHT = torch.tensor([[1.0, 2.0], [-0.5, 0.7]], dtype=torch.float64), of.Sinkhorn(1.0, tol=1e-13)
 SYMMETRIC = torch.tensor([[1.0, 0.4], [0.4, -0.6]], dtype=torch.float64)
 H = 1e-5  # of central differences: h^2 from the third derivative, and 1e-13 / h from inner solvers
@@ -62,7 +63,7 @@ def descent(kind: Callable[..., of.Energy], given: dict[str, Tensor], mu: of.Mea
     def ask(energy: of.Energy) -> Any:
         return energy(mu), *of.SteepestDescent(energy, of.Wasserstein())(0.0, mu)
 
-    ways = {name: SYMMETRIC if a.ndim == 2 else torch.ones_like(a) for name, a in given.items()}
+    ways = {name: SYMMETRIC[: len(a), : len(a)] if a.ndim == 2 else torch.ones_like(a) for name, a in given.items()}
     return Case(kind, given, ask, ways)
 
 
@@ -133,7 +134,7 @@ CASES: dict[str, Case] = {
     "self_transport": descent(lambda A: of.SelfTransport(A, TIGHT), {"A": EYE}),
     "self_transport_gaussian": descent(of.SelfTransport, {"A": EYE}, LAW),
     "l2_energy": descent(of.L2Energy, {"K": EYE}, LAW),
-    "exponential_gaussian": descent(lambda A: of.ExponentialInteraction(A), {"A": EYE}, LAW),
+    "exponential_gaussian": descent(of.ExponentialInteraction, {"A": ONE}, LINE),
     "matrix_metric": metric(lambda matrix: of.Twisted(matrix=matrix), "matrix"),
     "partition_metric": metric(lambda A: of.Twisted(of.metrics.Partition(A)), "A"),
     "bilinear_cost": Case(
