@@ -104,10 +104,10 @@ def _whole(a: Tensor) -> Tensor:
 class Derived(Generic[T]):
     """An attribute that is ``derive(tensor, name)`` of the tensor, or None, that is assigned to it.
 
-    What comes from a plain tensor is computed once. What comes from one that learns is computed, and
-    checked, whenever it is asked for: in the graph of the moment, from the values of the moment. (The
-    version of a tensor would tell most changes, but not those through ``.data``.) The object's ``vars`` hold
-    the tensor itself, under the same name.
+    What comes from a plain tensor is computed once, and again if that was edited in place. What comes from
+    one that learns, or did when it was given, is computed, and checked, whenever it is asked for: in the graph
+    of the moment, from the values of the moment. (The version of a tensor would tell most changes, but not
+    those through ``.data``.) The object's ``vars`` hold the tensor itself, under the same name.
     """
 
     def __init__(self, derive: Callable[[Tensor, str], Tensor] = lambda a, name: a) -> None:
@@ -119,8 +119,10 @@ class Derived(Generic[T]):
     def __set__(self, holder: object, value: Any) -> None:
         raw = None if value is None else held(value, self.name)
         derived = None if raw is None else self._value(raw)  # also of what learns: wrong input is refused now
-        vars(holder)[self.name] = raw if raw is None or _learns(raw) else derived
-        if derived is not None and not _learns(derived):
+        vars(holder).setdefault("_seen", {}).pop(self.name, None)
+        if derived is None or raw is None or _learns(raw):
+            vars(holder)[self.name] = raw
+        else:
             self._remember(holder, derived)
 
     @overload
@@ -137,14 +139,14 @@ class Derived(Generic[T]):
 
     def _plain(self, holder: object, raw: Tensor) -> Tensor:
         """What was derived, and is handed out; derived again if somebody has edited it."""
-        if not vars(holder)["_seen"][self.name].outdated(raw):
-            return raw
-        vars(holder)[self.name] = derived = self._value(raw)
-        self._remember(holder, derived)
-        return derived
+        seen = vars(holder)["_seen"].get(self.name)
+        if seen is None:  # it was to learn when it was given, and is held since
+            return self._value(raw)
+        return self._remember(holder, self._value(raw)) if seen.outdated(raw) else raw
 
-    def _remember(self, holder: object, derived: Tensor) -> None:
-        vars(holder).setdefault("_seen", {})[self.name] = Seen.known(derived, None)
+    def _remember(self, holder: object, derived: Tensor) -> Tensor:
+        vars(holder)[self.name], vars(holder)["_seen"][self.name] = derived, Seen.known(derived, None)
+        return derived
 
     def _value(self, raw: Raw) -> Tensor:
         return self.derive(torch.stack(raw) if isinstance(raw, tuple) else raw, self.name)

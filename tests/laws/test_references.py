@@ -63,8 +63,10 @@ def descent(kind: Callable[..., of.Energy], given: dict[str, Tensor], mu: of.Mea
     def ask(energy: of.Energy) -> Any:
         return energy(mu), *of.SteepestDescent(energy, of.Wasserstein())(0.0, mu)
 
-    ways = {name: SYMMETRIC[: len(a), : len(a)] if a.ndim == 2 else torch.ones_like(a) for name, a in given.items()}
-    return Case(kind, given, ask, ways)
+    def way(a: Tensor) -> Tensor:
+        return SYMMETRIC[: len(a), : len(a)] if a.ndim == 2 else torch.ones_like(a)
+
+    return Case(kind, given, ask, {name: way(a) for name, a in given.items()})
 
 
 def metric(kind: Callable[..., of.Metric], name: str) -> Case:
@@ -336,6 +338,19 @@ def test_a_matrix_that_is_handed_out_is_checked_again() -> None:
     V = field.V.value.requires_grad_()
     field(0.0, CLOUD)[0].sum().backward()
     assert bool(V.grad.any())
+
+
+@pytest.mark.parametrize(
+    ("name", "arg"), [("softmax", "V"), ("exponential", "A"), ("quadratic_potential", "b")]
+)
+def test_what_was_to_learn_is_held_when_it_is_frozen(name: str, arg: str) -> None:
+    case = CASES[name]
+    a = case.given[arg].clone().requires_grad_()
+    with torch.no_grad():
+        one = case.build(**case.given | {arg: a})
+    asked(case, one)
+    a.requires_grad_(requires_grad=False).mul_(2.0)
+    torch.testing.assert_close(asked(case, one), afresh(case, **{arg: 2 * case.given[arg]}))
 
 
 def test_masses_and_cells_that_are_edited_are_looked_at_again() -> None:
