@@ -105,7 +105,7 @@ class Derived(Generic[T]):
     """An attribute that is ``derive(tensor, name)`` of the tensor, or None, that is assigned to it.
 
     What comes from a plain tensor is computed once, and again if that was edited in place. What comes from
-    one that learns, or did when it was given, is computed, and checked, whenever it is asked for: in the graph
+    one that learns, or did when it was given, is computed, and checked, at every use: in the graph
     of the moment, from the values of the moment. (The version of a tensor would tell most changes, but not
     those through ``.data``.) The object's ``vars`` hold the tensor itself, under the same name.
     """
