@@ -42,7 +42,7 @@ def mean(mu: Measure) -> Tensor:
     tensor([3.], dtype=torch.float64)
     """
     if isinstance(mu, Gaussian):
-        return mu.mean
+        return mu.mean.clone()
     x, w = _linear_nodes(mu)
     return (w[..., None] * x).sum(-2)
 
@@ -258,6 +258,7 @@ def distances(
 
     Args:
         a, b: two trajectories with the same save times, or one and a fixed measure; batches broadcast.
+            Members that have ended stand still; between two runs, NaN while only one of them goes on.
         of: any function of two measures; by default the distance that `distance` gives them under
             `Wasserstein()`, which is conditional if they are labelled. Others are `wasserstein`, or
             ``lambda mu, nu: sinkhorn_divergence(mu, nu, 0.1)``. If its result has a ``distance``, as that of
@@ -280,7 +281,20 @@ def distances(
         len(a), "len(a)", 0, "a trajectory without save times has no distances", "save some states"
     )
     pairs = zip(a.measures, _partners(b, a), strict=True)
-    return chain(a.ts.tolist(), pairs, geodesic if of is None else of, progress=progress)
+    found = chain(a.ts.tolist(), pairs, geodesic if of is None else of, progress=progress)
+    if isinstance(b, Trajectory):
+        found = found.masked_fill(_apart_in_time(a, b, found), torch.nan)
+    return found
+
+
+def _apart_in_time(a: Trajectory, b: Trajectory, found: Tensor) -> Tensor:
+    """Members of which one has ended and the other has not, or later."""
+    one, two = (
+        c.reshape(len(c), *[1] * (found.ndim - c.ndim), *c.shape[1:]).to(found.device)
+        for c in (a.clocks, b.clocks)
+    )
+    scale = float(a.ts.abs().max())
+    return (one - two).abs() > 1e-9 * scale
 
 
 def _partners(b: Trajectory | Measure, a: Trajectory) -> Iterable[Measure]:

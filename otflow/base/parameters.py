@@ -3,7 +3,8 @@
 One law for all fields, energies and metrics: plain arrays and plain tensors are copied when an object is
 built, so that a later change of them changes nothing. Tensors that learn (parameters, and whatever else
 requires a gradient) are held themselves, since an optimiser edits them in place; nothing that is derived from
-their values is kept, so nothing can be out of date.
+their values is kept, so nothing can be out of date. What an object hands out is a copy or the tensor itself:
+then an edit of it is an edit of the object, and all that was derived is derived, and checked, again.
 """
 
 from __future__ import annotations
@@ -45,13 +46,68 @@ def held(value: Any, name: str) -> Raw:
     return out.clone() if out is value and not live(out) else out
 
 
+def edits(a: Tensor) -> int:
+    """How often a tensor, or a view of it, was edited in place; -1 in inference mode, which counts none."""
+    return -1 if a.is_inference() else a._version
+
+
+class Seen(Generic[T]):
+    """A fact about a tensor, found out once and again whenever the tensor was edited in place.
+
+    Views share the version of what they are views of, and so what is known of it. Writes through ``.data``
+    leave no trace: of a tensor that learns nothing is to be kept.
+
+    >>> import torch
+    >>> from otflow.base.parameters import Seen
+    >>> a, total = torch.ones(2), Seen()
+    >>> [total(a, lambda a: a.sum().item()), total(a.mul_(3), lambda a: a.sum().item())]
+    [2.0, 6.0]
+    """
+
+    def __init__(self) -> None:
+        self.of: Tensor | None = None
+        self.version = -1
+        self.fact: T
+
+    @classmethod
+    def known(cls, a: Tensor, fact: T) -> Seen[T]:
+        """What is known of ``a`` without a look."""
+        return cls()._note(a, fact)
+
+    def __reduce__(self) -> tuple[type[Seen[T]], tuple[()]]:
+        return type(self), ()  # a copy is of a copy, whose age begins anew
+
+    def __call__(self, a: Tensor, find: Callable[[Tensor], T]) -> T:
+        """``find(a)``, as found before if nothing has changed since."""
+        if self.outdated(a):
+            self._note(a, find(a))
+        return self.fact
+
+    def outdated(self, a: Tensor) -> bool:
+        """Whether ``a`` is not as it was seen."""
+        version = edits(a)
+        if version < 0 or version != self.version:
+            return True
+        # Another tensor of the same age is another tensor, but to look at one on an accelerator is to wait.
+        return _whole(a) is not self.of and checks.on_host(a)
+
+    def _note(self, a: Tensor, fact: T) -> Seen[T]:
+        self.of, self.version, self.fact = _whole(a), edits(a), fact
+        return self
+
+
+def _whole(a: Tensor) -> Tensor:
+    """What a tensor is a view of, which has the same version."""
+    return a if a._base is None else a._base
+
+
 class Derived(Generic[T]):
     """An attribute that is ``derive(tensor, name)`` of the tensor, or None, that is assigned to it.
 
-    What comes from a plain tensor is computed once. What comes from one that learns is computed, and
-    checked, whenever it is asked for: in the graph of the moment, from the values of the moment. (The
-    version of a tensor would tell most changes, but not those through ``.data``.) The object's ``vars`` hold
-    the tensor itself, under the same name.
+    What comes from a plain tensor is computed once, and again if that was edited in place. What comes from
+    one that learns, or did when it was given, is computed, and checked, at every use: in the graph
+    of the moment, from the values of the moment. (The version of a tensor would tell most changes, but not
+    those through ``.data``.) The object's ``vars`` hold the tensor itself, under the same name.
     """
 
     def __init__(self, derive: Callable[[Tensor, str], Tensor] = lambda a, name: a) -> None:
@@ -63,7 +119,11 @@ class Derived(Generic[T]):
     def __set__(self, holder: object, value: Any) -> None:
         raw = None if value is None else held(value, self.name)
         derived = None if raw is None else self._value(raw)  # also of what learns: wrong input is refused now
-        vars(holder)[self.name] = raw if raw is None or _learns(raw) else derived
+        vars(holder).setdefault("_seen", {}).pop(self.name, None)
+        if derived is None or raw is None or _learns(raw):
+            vars(holder)[self.name] = raw
+        else:
+            self._remember(holder, derived)
 
     @overload
     def __get__(self, holder: None, owner: type) -> Derived[T]: ...
@@ -73,7 +133,20 @@ class Derived(Generic[T]):
         if holder is None:  # asked of the class, as by help() and tools of documentation
             return self
         raw = vars(holder)[self.name]
-        return cast(T, raw if raw is None or not _learns(raw) else self._value(raw))
+        if raw is None:
+            return cast(T, None)
+        return cast(T, self._value(raw) if _learns(raw) else self._plain(holder, raw))
+
+    def _plain(self, holder: object, raw: Tensor) -> Tensor:
+        """What was derived, and is handed out; derived again if somebody has edited it."""
+        seen = vars(holder)["_seen"].get(self.name)
+        if seen is None:  # it was to learn when it was given, and is held since
+            return self._value(raw)
+        return self._remember(holder, self._value(raw)) if seen.outdated(raw) else raw
+
+    def _remember(self, holder: object, derived: Tensor) -> Tensor:
+        vars(holder)[self.name], vars(holder)["_seen"][self.name] = derived, Seen.known(derived, None)
+        return derived
 
     def _value(self, raw: Raw) -> Tensor:
         return self.derive(torch.stack(raw) if isinstance(raw, tuple) else raw, self.name)
@@ -114,7 +187,10 @@ class Parametric:
         return (a for _, a in self.named_parameters())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The values of all that learns or may learn, by name, detached; plain weights are no part of it."""
+        """The values of all that learns or may learn, by name, detached; plain weights are no part of it.
+
+        They share their memory with the parameters, as those of a module do.
+        """
         return {name: a.detach() for name, a in _state(self).items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -171,6 +247,8 @@ def convert(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
     """Replace the tensors that are no parameters by what ``move`` makes of them; parameters stay."""
     if isinstance(value, Tensor):
         return value if live(value) and value.is_leaf else move(value)
+    if isinstance(value, Seen):
+        return type(value)()  # what was known of the tensors before
     if isinstance(value, Parametric):
         for name, inner in vars(value).items():
             vars(value)[name] = _placed(inner, move) if name in value.aside else convert(inner, move)
@@ -189,7 +267,7 @@ def _placed(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Parametric):
         for name, inner in vars(value).items():
-            if name not in value.aside:
+            if name not in value.aside and name != "_seen":
                 yield "" if name in value.anonymous else name, inner
     elif isinstance(value, tuple | list):
         yield from ((str(i), inner) for i, inner in enumerate(value))

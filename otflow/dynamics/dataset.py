@@ -94,6 +94,7 @@ def unpack(ds: xarray.Dataset) -> dict[str, Any]:
         **{name: _tensor(ds[name]) for name in ENDS},
         "message": str(ds.attrs["message"]),
         "steps": int(ds.attrs["steps"]),
+        "shared": _read_shared(ds),
         "origin": {name: kind(ds.attrs[name]) for name, kind in ORIGIN.items() if name in ds.attrs},
     }
 
@@ -247,11 +248,12 @@ def _records(run: Mapping[str, Any], axes: tuple[str, ...], taken: set[str]) -> 
     ):
         for name, value in table.items():
             key = _free(f"{prefix}{name}", role, taken)
-            shared = axes if value.shape[1 : 1 + len(batch)] == batch else ()
-            left = value.ndim - 1 - len(shared)
+            shared = role == "observed" and name in run.get("shared", ())
+            members = axes if value.shape[1 : 1 + len(batch)] == batch and not shared else ()
+            left = value.ndim - 1 - len(members)
             own = tuple(_free(f"{key}_dim{i}", "axis", {*taken, key}) for i in range(left))
             taken |= {key, *own}
-            found[key] = _variable(value, ("t", *shared, *own), name, role=role, name=name)
+            found[key] = _variable(value, ("t", *members, *own), name, role=role, name=name)
     return found
 
 
@@ -319,6 +321,13 @@ def _read_space(attributes: Mapping[Any, Any]) -> Space:
 def _read_records(ds: xarray.Dataset, role: str) -> dict[str, Tensor]:
     found = [a for a in ds.data_vars.values() if a.attrs.get("role") == role]
     return {str(a.attrs["name"]): _tensor(a) for a in found}
+
+
+def _read_shared(ds: xarray.Dataset) -> tuple[str, ...]:
+    """Observables without the axes of the batch, which are those of the status."""
+    found = [a for a in ds.data_vars.values() if a.attrs.get("role") == "observed"]
+    batch = set(ds["status"].dims)
+    return tuple(sorted(str(a.attrs["name"]) for a in found if not batch <= set(a.dims)))
 
 
 def _read_status(values: Any) -> Any:

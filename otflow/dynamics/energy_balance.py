@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.status import brief
 from otflow.base.tables import table
-from otflow.base.tangent import Tangent, align
+from otflow.base.tangent import Tangent
 from otflow.dynamics.trajectory import Trajectory
 from otflow.fields import SteepestDescent, VelocityField
 from otflow.measures import Grid, Measure, Particles
@@ -33,6 +32,7 @@ class EnergyBalance:
         slope: |grad F|^2 at each save time, (T, *batch).
         length: squared length of the way between save times, (T - 1, *batch).
         residual: F(mu_0) - F(mu_t) - 1/2 int |mu'|^2 - 1/2 int |grad F|^2 up to t, (T, *batch).
+        clocks: the time of each member, ``ts`` until it has ended, (T, *batch); all else stands still then.
     """
 
     ts: Tensor
@@ -40,6 +40,7 @@ class EnergyBalance:
     slope: Tensor
     length: Tensor
     residual: Tensor
+    clocks: Tensor
 
     def __repr__(self) -> str:
         fall, relative = brief(self.energy[0] - self.energy[-1]), brief(self.relative)
@@ -59,7 +60,9 @@ class EnergyBalance:
     @property
     def increase(self) -> Tensor:
         """The largest rise of the energy between two save times, (*batch,); not positive if it only falls."""
-        return self.energy.diff(dim=0).amax(0)
+        rise, still = self.energy.diff(dim=0), (self.clocks.diff(dim=0) == 0).to(self.energy.device)
+        most = rise.masked_fill(still, -torch.inf).amax(0)
+        return most.masked_fill(still.all(0), 0.0)  # of those that ended at the start
 
     @property
     def monotone(self) -> Tensor:
@@ -81,7 +84,8 @@ def energy_balance(traj: Trajectory, field: VelocityField, *, lengths: Any = Non
     Equality characterises the flow (De Giorgi; Ambrosio, Gigli and Savaré 2008, section 11.1). For any
     trajectory of any stepper: integrals are taken between save times, by the trapezoidal rule for the slope
     and by chords for the speed. The residual is -1/2 int (|mu'| - |grad F|)^2 or less where the motion is not
-    along the gradient, and so of order two in dt even for steppers of order one, JKO and Euler.
+    along the gradient, and so of order two in dt even for steppers of order one, JKO and Euler. A member of a
+    batch that ended early is balanced up to its own end.
 
     Args:
         traj: a trajectory.
@@ -105,11 +109,16 @@ def energy_balance(traj: Trajectory, field: VelocityField, *, lengths: Any = Non
     with torch.no_grad():
         energy = torch.stack([descent.energy(mu) for mu in traj.measures])
         slope = torch.stack([_slope(mu, descent) for mu in traj.measures])
-        dt = align(traj.ts.diff().to(energy.device, energy.dtype), energy[1:])
+        dt = traj.clocks.diff(dim=0).to(energy)
+        still = dt == 0  # what a solver says of members that have ended means nothing
         length = _lengths(traj, descent.metric) if lengths is None else _given(lengths, energy)
-        gone = 0.5 * (length / dt + dt * (slope[1:] + slope[:-1]) / 2).cumsum(0)
+        length = length.masked_fill(still, 0.0)
+        spent = length / dt.masked_fill(still, 1.0) + (dt * (slope[1:] + slope[:-1]) / 2).masked_fill(
+            still, 0.0
+        )
+        gone = 0.5 * spent.cumsum(0)
     residual = energy[0] - energy - torch.cat([torch.zeros_like(gone[:1]), gone])
-    return EnergyBalance(traj.ts, energy, slope, length, residual)
+    return EnergyBalance(traj.ts, energy, slope, length, residual, traj.clocks.to(energy.device))
 
 
 def balance_order(balances: Sequence[EnergyBalance]) -> Tensor:
@@ -125,10 +134,10 @@ def balance_order(balances: Sequence[EnergyBalance]) -> Tensor:
     checks.require(
         len(balances) >= 2, "len(balances)", len(balances), "an order needs two runs", "run with another dt"
     )
-    steps = np.log([float(b.ts.diff().max()) for b in balances])
     last = torch.stack([b.residual[-1].abs().log() for b in balances])
-    x = torch.as_tensor(steps - steps.mean(), dtype=last.dtype, device=last.device)
-    return (align(x, last) * last).sum(0) / x.square().sum()
+    x = torch.stack([b.clocks.diff(dim=0).amax(0).log() for b in balances]).to(last)
+    x = x - x.mean(0)
+    return (x * last).sum(0) / x.square().sum(0)
 
 
 def _slope(mu: Measure, descent: SteepestDescent) -> Tensor:

@@ -26,6 +26,7 @@ from otflow.dynamics.trajectory import Trajectory
 from otflow.fields import VelocityField
 from otflow.fields.base import extended
 from otflow.measures import Measure
+from otflow.measures.base import copied
 from otflow.steppers import Stepper
 
 ORDER = "flow takes a measure such as Particles(x), a field and a stepper, in this order"
@@ -59,7 +60,11 @@ def flow(
         stepper: `Euler()`, `Heun()`, `RK4()`, `JKO()` with ``dt``, or the adaptive `Dopri5()` without.
         t1, dt, t0: final time, step, initial time.
         noise: an Ito noise, for steppers of fixed step.
-        observe: name -> function of the measure, recorded at the save times.
+        observe: name -> function of the measure, recorded at the save times. It must not edit the measure.
+            Of a batch it returns (*batch, ...), a value for each member, or something about all of them. What
+            it is shows by asking once more, after the run, with one member more: if the shape grows, there is
+            a value for each, and `Trajectory.member` takes it; else it is shared. A function that cannot be
+            asked so, as one with constants for each member, has a value for each if its shape says so.
         save_at: increasing times to save at (t1 is added); by default every step, or 101 equal times
             for adaptive steppers. They are hit exactly.
         stop: ``stop(t, mu)`` -> bool, or one per member of the batch; checked after every step.
@@ -77,7 +82,7 @@ def flow(
     ('ok', 101)
     """
     times = _check(mu0, field, stepper, t0, t1, dt, noise, on_failure)
-    mu0 = extended(mu0, field, times.t0)
+    mu0 = extended(copied(mu0), field, times.t0)
     ends = schedule(times.t0, times.t1, times.dt, save_at, field.switches, adaptive=stepper.adaptive)
     limits = _limits(stop, max_steps, max_seconds)
     with torch.set_grad_enabled(_wants_grad(mu0, field, noise, times)):
@@ -241,6 +246,7 @@ def _trajectory(run: FlowRun, log: Recorder) -> Trajectory:
         message=run.message,
         steps=run.steps,
         origin=log.origin,
+        shared=log.shared(),
     )
 
 

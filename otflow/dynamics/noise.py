@@ -54,7 +54,7 @@ class BrownianPath:
         ] = {}  # last midpoint per level: queries move on slowly
 
     def __call__(self, t: float) -> np.ndarray:
-        """W(t)."""
+        """W(t), an array of your own."""
         checks.require(
             math.isfinite(t) and t >= 0,
             "t",
@@ -66,7 +66,7 @@ class BrownianPath:
         left, right = self._integer(cell), self._integer(cell + 1)
         for level in range(1, self.depth + 1):
             if rest == 0.0:
-                return left
+                return left.copy()  # the path is shared: nobody may edit it
             cell, rest = 2 * cell, 2 * rest
             middle = self._midpoint(level, cell, left, right)
             if rest >= 1.0:

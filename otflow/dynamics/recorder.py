@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.parameters import edits
 from otflow.measures import Measure, where
+from otflow.measures.parts import fixed
 from otflow.steppers import Step
 
 Observables = Mapping[str, Callable[[Measure], Any]]
@@ -32,7 +35,7 @@ class Recorder:
     rests: list[bool] = field(default_factory=list)  # whether none was taken before a save, as at t0
 
     def save(self, t: float, mu: Measure) -> None:
-        values = {name: self._value(name, f(mu)) for name, f in self.observe.items()}
+        values = {name: self._observed(name, f, mu) for name, f in self.observe.items()}
         self.ts.append(t)
         self.measures.append(mu)
         self.certificates.append(self.worst)
@@ -40,6 +43,11 @@ class Recorder:
         self.worst, self.moved = {}, False
         for name, value in values.items():
             self.observed.setdefault(name, []).append(value)
+
+    def _observed(self, name: str, f: Callable[[Measure], Any], mu: Measure) -> Tensor:
+        with unedited(f"observe[{name!r}](mu)", mu):
+            value = f(mu)
+        return self._value(name, value)
 
     def _value(self, name: str, value: Any) -> Tensor:
         """What an observable returned, plain numbers in double precision, always of one shape."""
@@ -57,6 +65,25 @@ class Recorder:
             rule, remedy = f"it was {tuple(before[0].shape)} before", "return one shape at all times"
             checks.fail(f"observe[{name!r}]", f"shape {tuple(out.shape)}", rule, remedy)
         return out
+
+    def shared(self) -> tuple[str, ...]:
+        """Names of the observables with no value for each member of a batch: those that do not grow with it.
+
+        Only where the shape leaves it open is the function asked again, after the run, of the last measure
+        with one member more along each axis of the batch. If it refuses that one, its shape decides.
+        """
+        batch = self.measures[-1].batch if self.measures else torch.Size()
+        last = {name: values[-1] for name, values in self.observed.items() if batch}
+        return tuple(sorted(name for name, value in last.items() if not self._grows(name, value, batch)))
+
+    def _grows(self, name: str, value: Tensor, batch: torch.Size) -> bool:
+        if value.shape[: len(batch)] != batch:
+            return False
+        mu, wanted = self.measures[-1], tuple(n + 1 for n in batch)
+        rows = torch.meshgrid(*(torch.arange(n + 1, device=mu.device) % n for n in batch), indexing="ij")
+        with torch.no_grad(), torch.random.fork_rng([]), suppress(Exception):  # the run itself is over
+            return tuple(np.shape(self.observe[name](mu[rows])))[: len(batch)] == wanted
+        return True
 
     def certify(self, step: Step) -> None:
         self.moved = True
@@ -100,6 +127,16 @@ class Recorder:
         blank = {True: torch.zeros_like(like), False: torch.full_like(like, torch.nan)}
         rows = zip(self.certificates, self.rests, strict=True)
         return torch.stack(torch.broadcast_tensors(*(row.get(name, blank[rest]) for row, rest in rows)))
+
+
+@contextmanager
+def unedited(name: str, mu: Measure) -> Iterator[None]:
+    """Refuse a function of the user that edits the measure it is given: the run would go on from there."""
+    held = [*mu.coords, *(a for a in fixed(mu).values() if isinstance(a, Tensor))]
+    before = [edits(a) for a in held]
+    yield
+    rule, remedy = "it must not edit the measure it is given", "write x = mu.x.clone() first, and edit that"
+    checks.require([edits(a) for a in held] == before, name, "a measure edited in place", rule, remedy)
 
 
 def _without(members: Tensor, value: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from otflow.base import checks, status
 from otflow.base.tangent import align, as_tangent
 from otflow.dynamics.noise import BrownianPath, Noise
-from otflow.dynamics.recorder import Recorder
+from otflow.dynamics.recorder import Recorder, unedited
 from otflow.fields import VelocityField
 from otflow.measures import Measure, where
 from otflow.steppers import Memory, Step, Stepper
@@ -128,7 +128,7 @@ def advance(
             continue
         run = _step(run, problem, end, left, log)
         if limits.stop is not None:
-            run = mark(run, status.code("stopped"), _verdict(limits.stop(run.t, run.mu), run))
+            run = mark(run, status.code("stopped"), _verdict(_asked(limits.stop, run), run))
         yield run
 
 
@@ -157,6 +157,11 @@ def _scattered(run: FlowRun, which: Tensor, part: FlowRun) -> FlowRun:
     names = ("t", "dt", "codes", "ended")
     own: dict[str, Any] = {name: fill(getattr(part, name), getattr(run, name)) for name in names}
     return replace(part, mu=mu, memory=Memory(), **own)
+
+
+def _asked(stop: Stop, run: FlowRun) -> Any:
+    with unedited("stop(t, mu)", run.mu):
+        return stop(run.t.clone(), run.mu)
 
 
 def _verdict(value: Any, run: FlowRun) -> Tensor:

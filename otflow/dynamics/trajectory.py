@@ -47,6 +47,7 @@ class Trajectory:
             ``noise`` and its ``seed``, as far as there were any.
         blow_up_error: error bar of the time of blow-up, from repetitions with shorter steps; NaN where there
             is none, as after adaptive steps.
+        shared: names of the observables of a batch that are about all of it, with no value for each member.
 
     >>> import otflow as of
     >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
@@ -70,6 +71,22 @@ class Trajectory:
     steps: int = 0
     origin: Mapping[str, Any] = field(default_factory=dict)
     blow_up_error: Tensor = field(default_factory=lambda: torch.tensor(torch.nan))
+    shared: tuple[str, ...] = ()
+
+    @property
+    def clocks(self) -> Tensor:
+        """The time at which each member stands at each save time, (T, *batch): ``ts`` until it has ended.
+
+        >>> import otflow as of
+        >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
+        >>> early = lambda t, mu: mu.x[..., 0, 0] < 0.7
+        >>> traj = of.flow(of.Particles([[[1.0]], [[9.0]]]), pull, of.RK4(), t1=1.0, dt=0.5, stop=early)
+        >>> traj.clocks.T
+        tensor([[0.0000, 0.5000, 0.5000],
+                [0.0000, 0.5000, 1.0000]], dtype=torch.float64)
+        """
+        ts = self.ts.to(self.ended.device)
+        return align(ts, torch.empty(len(ts), *self.ended.shape)).fmin(self.ended)
 
     @property
     def final(self) -> Measure:
@@ -151,10 +168,12 @@ class Trajectory:
                 return a
             return torch.stack([pick(row, batch, index) for row in a])
 
+        measures = tuple(mu[index] for mu in self.measures)
         return replace(
             self,
-            measures=tuple(mu[index] for mu in self.measures),
-            observed={name: own(a) for name, a in self.observed.items()},
+            measures=measures,
+            observed={name: a if name in self.shared else own(a) for name, a in self.observed.items()},
+            shared=self.shared if measures[-1].batch else (),
             certificates={name: own(a) for name, a in self.certificates.items()},
             status=_plain(np.asarray(self.status)[index]),
             blow_up_time=pick(self.blow_up_time, batch, index),
@@ -203,8 +222,7 @@ class Trajectory:
 
     def _rate(self, change: Tensor) -> Tensor:
         """Changes between save times over the time that each member took; 0 in no time is 0."""
-        ts = align(self.ts.to(self.ended.device), torch.empty(len(self), *self.final.batch))
-        dt = torch.diff(ts.fmin(self.ended), dim=0)
+        dt = torch.diff(self.clocks, dim=0)
         dt = align(dt, change).to(change).expand_as(change)
         still = (dt == 0) & (change == 0)
         return torch.where(
@@ -325,6 +343,7 @@ def _joined(one: Trajectory, two: Trajectory) -> Trajectory:
         },
         message="; ".join(filter(None, (one.message, two.message))),
         steps=one.steps + two.steps,
+        shared=tuple(sorted({*one.shared, *two.shared})),
         origin=_common(one.origin, two.origin),
     )
 

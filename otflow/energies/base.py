@@ -11,7 +11,7 @@ from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.algebra import Linear
-from otflow.base.derivatives import learns
+from otflow.base.derivatives import dual, forward_mode, learns, without_graph
 from otflow.base.errors import DerivativeError, InputError
 from otflow.base.matrices import of_energy, one_square
 from otflow.base.parameters import Derived, Parametric, tensors
@@ -41,12 +41,14 @@ class Energy(Parametric, Linear["Energy"], ABC):
 
     def differential(self, mu: Measure) -> Tangent:
         """The derivative of F with respect to the coordinates of mu: a covector, shaped like them."""
-        create = self.wants_graph(mu)
+        create, forward = self.wants_graph(mu), forward_mode() and any(dual(a) for a in tensors(self))
         with torch.enable_grad():
             coords = [c if create and c.requires_grad else c.detach().requires_grad_() for c in mu.coords]
             value = self(mu.at(coords))
             one_each(value, mu)
-            return gradient(value.sum(), coords, create_graph=create)
+            # Tangents of parameters get lost in factors that torch keeps, unless it builds a graph.
+            slope = gradient(value.sum(), coords, create_graph=create or forward)
+        return slope.map(without_graph) if forward and not create else slope
 
     def wants_graph(self, mu: Measure) -> bool:
         """Whether the differential will itself be differentiated: in mu, or in parameters of the energy."""

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
-from otflow.base.derivatives import keep
+from otflow.base.derivatives import dual, keep
+from otflow.base.errors import DerivativeError
 from otflow.base.linalg import contraction
 from otflow.base.matrices import fitting, one_square
 from otflow.base.parameters import Derived
+from otflow.base.tangent import Tangent
 from otflow.energies.base import Energy, MatrixEnergy, refuse_density
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.transport.bures.entropic import excess
@@ -108,6 +110,14 @@ class SelfTransport(MatrixEnergy):
         cost = BilinearCost(fitting(self.A, "A", mu.d, mu.x))
         plan = sinkhorn(mu, mu, self.sinkhorn, cost=cost)
         return -plan.regularised_cost / (2 * self.eps)
+
+    def differential(self, mu: Measure) -> Tangent:
+        if dual(self.A) and not isinstance(mu, Gaussian):
+            raise DerivativeError(
+                "a tangent in A does not pass the differential of SelfTransport on clouds; use the field "
+                "SinkhornAttention(A, I, -A), which is its descent, and passes it."
+            )
+        return super().differential(mu)
 
     def __repr__(self) -> str:
         return f"SelfTransport(d={len(self.A)}, eps={self.eps:g})"

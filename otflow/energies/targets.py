@@ -12,6 +12,7 @@ from otflow.base.spaces import Euclidean, Space
 from otflow.base.tangent import Tangent
 from otflow.energies.base import Energy, gradient
 from otflow.measures import Gaussian, Measure, Particles
+from otflow.measures.base import copied
 from otflow.transport.bures.roots import equal_width
 from otflow.transport.comparable import Pair, atoms, pair, side_by_side
 from otflow.transport.discrepancy import Kernel, admit_kernel, kernel_values, mmd
@@ -24,7 +25,7 @@ class Towards(Energy):
     """A function of a measure and a target, which is checked against the measure."""
 
     def __init__(self, target: Measure) -> None:
-        self.target: Measure = checks.instance(target, Measure, "target")
+        self.target: Measure = copied(checks.instance(target, Measure, "target"))
 
     def admit(self, mu: Measure) -> None:
         """Refuse measures that live elsewhere than the target, or are of another kind."""

@@ -20,10 +20,10 @@ from copy import copy
 from typing import Any, NamedTuple, Self
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from otflow.base import checks, kernels
+from otflow.base.derivatives import followed
 from otflow.base.linalg import product
 from otflow.base.spaces import Sphere
 from otflow.base.tangent import Tangent
@@ -168,8 +168,7 @@ def _centred(mu: Gaussian) -> bool:
 
     An accelerator has done these products before the host has seen the mean.
     """
-    followed = mu.mean.requires_grad or forward_ad.unpack_dual(mu.mean).tangent is not None
-    return not followed and checks.on_host(mu.mean) and not bool(mu.mean.any())
+    return checks.on_host(mu.mean) and not followed(mu.mean) and not bool(mu.mean.any())
 
 
 def log_weights(mu: Particles) -> Tensor | None:

@@ -7,7 +7,8 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from otflow.base import checks
-from otflow.base.derivatives import learns
+from otflow.base.derivatives import dual, learns
+from otflow.base.errors import DerivativeError
 from otflow.base.parameters import tensors
 from otflow.base.tangent import Tangent
 from otflow.energies import Energy
@@ -55,6 +56,11 @@ def _differential(energy: Energy, mu: Measure) -> Tangent:
     parts = [forward_ad.unpack_dual(p) for p in found]
     if all(p.tangent is not None for p in parts):
         return found
+    if any(dual(a) for a in tensors(energy)):
+        raise DerivativeError(
+            f"tangents in the measure and in the parameters of {energy!r} do not pass its differential "
+            "together; ask for the derivative in each of them alone, and add."
+        )
     u = Tangent(torch.zeros_like(c.primal) if c.tangent is None else c.tangent for c in inputs)
     second = _hessian(energy, mu.at([c.primal for c in inputs]), u)
     return Tangent(forward_ad.make_dual(p.primal.contiguous(), d) for p, d in zip(parts, second, strict=True))

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
-from otflow.base.parameters import Derived, Parametric, held, live
+from otflow.base.derivatives import followed
+from otflow.base.parameters import Derived, Parametric, Seen, held, live
 from otflow.measures import Measure
 
 
@@ -19,11 +20,15 @@ class Weight(Parametric, ABC):
 
     switches: tuple[float, ...] = ()
     varies: ClassVar[bool] = True
-    unit: bool = False  # whether it is the identity for good, so that products with it can be left out
 
     @abstractmethod
     def __call__(self, t: Tensor) -> Tensor:
         """The value at time t, with the axes of t in front if it varies."""
+
+    @property
+    def unit(self) -> bool:
+        """Whether it is the identity and nothing else, so that products with it can be left out."""
+        return False
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -48,8 +53,15 @@ class Constant(Weight):
 
     def __init__(self, value: Any, name: str = "value") -> None:
         self.value = held(value, name)
-        # One that learns may be the identity now, but not for good.
-        self.unit = isinstance(self.value, Tensor) and not live(self.value) and _is_identity(self.value)
+        self._seen: Seen[bool] = Seen()
+        _ = self.unit  # a first look now, since it may go to an accelerator later
+
+    @property
+    def unit(self) -> bool:
+        # One that learns may be the identity now, but not for good: writes through .data leave no trace.
+        if not isinstance(self.value, Tensor) or live(self.value):
+            return False
+        return self._seen(self.value, _is_identity)
 
     def __call__(self, t: Tensor | None = None) -> Tensor:
         return self.value if isinstance(self.value, Tensor) else torch.stack(self.value)
@@ -67,7 +79,8 @@ class Constant(Weight):
 
 def _is_identity(a: Tensor) -> bool:
     square = a.ndim == 2 and a.shape[0] == a.shape[1]
-    return square and torch.equal(a, torch.eye(len(a), dtype=a.dtype, device=a.device))
+    # With a tangent it is the identity plus something.
+    return square and not followed(a) and torch.equal(a, torch.eye(len(a), dtype=a.dtype, device=a.device))
 
 
 class Slice(Weight):
@@ -141,7 +154,7 @@ class Layers(Weight):
     """
 
     anonymous: ClassVar[tuple[str, ...]] = ("values",)
-    aside: ClassVar[tuple[str, ...]] = ("edges", "switches")
+    aside: ClassVar[tuple[str, ...]] = ("_edges", "switches")
     values = Derived[Tensor](lambda values, name: _one_per_layer(values))
 
     def __init__(self, values: Any, edges: Any = None, *, dt: float = 1.0) -> None:
@@ -151,14 +164,14 @@ class Layers(Weight):
             if edges is None
             else checks.tensor(edges, "edges")
         )
-        self.edges = times.to(dtype=torch.float64, device=self.values.device)
-        if self.edges.shape != (len(self.values) + 1,) or bool((torch.diff(self.edges) <= 0).any()):
+        self._edges = times.to(dtype=torch.float64, device=self.values.device, copy=True)
+        if self._edges.shape != (len(self.values) + 1,) or bool((torch.diff(self._edges) <= 0).any()):
             rule = f"{len(self.values) + 1} increasing times are needed for {len(self.values)} layers"
-            checks.fail("edges", self.edges.tolist(), rule, "pass one more edge than layers")
-        self.switches = tuple(self.edges[1:-1].tolist())
+            checks.fail("edges", self._edges.tolist(), rule, "pass one more edge than layers")
+        self.switches = tuple(self._edges[1:-1].tolist())
 
     def __call__(self, t: Tensor) -> Tensor:
-        layer = torch.searchsorted(self.edges[1:-1].contiguous(), t.to(self.edges), right=True)
+        layer = torch.searchsorted(self._edges[1:-1].contiguous(), t.to(self.edges), right=True)
         raw = vars(self)["values"]
         if isinstance(raw, tuple) and not layer.ndim:  # no stack, nor a gradient, of layers that are not used
             return raw[int(layer)]
@@ -168,6 +181,11 @@ class Layers(Weight):
             0, layer.flatten()
         )  # a scalar in brackets would go by way of the host
         return chosen.reshape(*layer.shape, *chosen.shape[1:])
+
+    @property
+    def edges(self) -> Tensor:
+        """The times between the layers, the first and the last included, (L + 1,); a copy."""
+        return self._edges.clone()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -257,7 +275,7 @@ def _own(value: Tensor, keep: int, t: Tensor) -> Tensor:
 
 
 def act(w: Weight, matrix: Tensor, x: Tensor) -> Tensor:
-    """M x_i for every token, M the value of the weight w now; x itself if that is the identity for good."""
+    """M x_i for every token, M the value of the weight w now; x itself if that is the identity."""
     return x if w.unit else apply(matrix, x)
 
 

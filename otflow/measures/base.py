@@ -23,6 +23,10 @@ class Measure(ABC):
 
     Coordinates are moved by tangents, u -> (id + u)_# mu. Everything that depends on the
     representation is one of the methods below; ``*batch`` leads every shape.
+
+    It is built of copies, and it is made of the tensors that it shows: to edit ``mu.x`` in place is to edit
+    mu, and views of it such as ``mu.detach()``, ``mu.expand(3)`` and ``mu.at(...)``, but nothing that was
+    computed from it: flows, energies with a target and plans keep copies.
     """
 
     names: ClassVar[tuple[str, ...]] = ()  # of the coordinates
@@ -204,6 +208,11 @@ def which(w: Tensor, u: Tensor) -> Tensor:
     """Indices drawn with probabilities w (*batch, k), for uniform numbers u (*batch, n)."""
     steps = w.detach().double().cumsum(-1)
     return torch.searchsorted(steps, u * steps[..., -1:], right=True).clamp(max=w.shape[-1] - 1)
+
+
+def copied(mu: Measure) -> Measure:
+    """The same measure with numbers of its own, which keep their graph: for what outlives a call."""
+    return mu.each(Tensor.clone, Tensor.clone)
 
 
 def where(condition: Tensor, mu: Measure, nu: Measure) -> Measure:

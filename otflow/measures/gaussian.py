@@ -146,7 +146,7 @@ class Gaussian(Measure):
     def _rule(self) -> tuple[Tensor, Tensor]:
         """Nodes (q, r) and weights (q,) for the standard normal law."""
         arrays = _standard_nodes(self.root.shape[-1], self.rule)
-        z, w = (torch.as_tensor(a, dtype=self.dtype, device=self.device) for a in arrays)
+        z, w = (torch.tensor(a, dtype=self.dtype, device=self.device) for a in arrays)  # the table is shared
         return z, w
 
     def probe(self) -> Tensor:

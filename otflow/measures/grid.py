@@ -13,6 +13,7 @@ from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.errors import StepError
+from otflow.base.parameters import Seen
 from otflow.base.tangent import Tangent, as_tangent
 from otflow.measures.base import Change, Measure, Random, total, uniforms, which
 from otflow.measures.particles import Particles
@@ -45,7 +46,7 @@ class Grid(Measure):
     def __init__(self, density: Any, axes: Sequence[Any]) -> None:
         density = checks.tensor(density, "density")
         axes = tuple(
-            checks.alike(checks.tensor(a, f"axes[{i}]"), f"axes[{i}]", density, "density")
+            checks.alike(checks.tensor(a, f"axes[{i}]").clone(), f"axes[{i}]", density, "density")
             for i, a in enumerate(axes)
         )
         _check_axes(density, axes)
@@ -67,14 +68,17 @@ class Grid(Measure):
     @property
     def spacing(self) -> tuple[float, ...]:
         """Width of a cell along each axis."""
-        if "_spacing" not in vars(self):  # found out once, because every look makes an accelerator wait
-            object.__setattr__(self, "_spacing", tuple(float(a[1] - a[0]) for a in self.axes))
-        widths: tuple[float, ...] = vars(self)["_spacing"]
-        return widths
+        if "_widths" not in vars(self):  # found out once, because every look makes an accelerator wait
+            object.__setattr__(self, "_widths", tuple(Seen() for _ in self.axes))
+        widths: tuple[Seen[float], ...] = vars(self)["_widths"]
+        return tuple(
+            width(a, lambda a: float(a[1] - a[0])) for width, a in zip(widths, self.axes, strict=True)
+        )
 
     def _same_cells(self, other: Self) -> Self:
         """``other``, with what is known of the axes."""
-        object.__setattr__(other, "_spacing", self.spacing)
+        if "_widths" in vars(self):
+            object.__setattr__(other, "_widths", vars(self)["_widths"])
         return other
 
     @property
@@ -147,7 +151,10 @@ class Grid(Measure):
     def each(self, f: Change, exact: Change) -> Self:
         other = object.__new__(type(self))
         other._set(f(self.density), tuple(f(a) for a in self.axes))
-        return self._same_cells(other) if other.dtype == self.dtype else other
+        if other.dtype == self.dtype:
+            widths = tuple(map(Seen.known, other.axes, self.spacing))
+            object.__setattr__(other, "_widths", widths)
+        return other
 
     def parts(self) -> dict[str, Tensor]:
         return {"density": self.density} | {f"axis{i}": a for i, a in enumerate(self.axes)}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.parameters import Seen
 from otflow.base.spaces import Euclidean, Space
 from otflow.base.tangent import Tangent, as_tangent
 from otflow.measures.base import Change, Measure, Random, pick, total, uniforms, which
@@ -87,10 +88,12 @@ class Particles(Measure):
 
     def _massless(self) -> bool:
         """Whether an atom has no mass. Found out once, because every look makes an accelerator wait."""
+        if self._w is None:
+            return False
         if "_empty" not in vars(self):
-            object.__setattr__(self, "_empty", self._w is not None and bool((self._w == 0).any()))
-        empty: bool = vars(self)["_empty"]
-        return empty
+            object.__setattr__(self, "_empty", Seen())
+        seen: Seen[bool] = vars(self)["_empty"]
+        return seen(self._w, lambda w: bool((w == 0).any()))
 
     def _same_masses(self, other: Self) -> Self:
         """``other``, with what is known of the weights."""
@@ -109,7 +112,11 @@ class Particles(Measure):
         other = object.__new__(type(self))
         w, label = (None if a is None else g(a) for a, g in ((self._w, f), (self.label, exact)))
         other._set(f(self.x), w, label, self.space)
-        return self._same_masses(other) if other.dtype == self.dtype else other  # tiny masses may round to 0
+        if (
+            self._w is not None and other._w is not None and other.dtype == self.dtype
+        ):  # else some may round to 0
+            object.__setattr__(other, "_empty", Seen.known(other._w, self._massless()))
+        return other
 
     def parts(self) -> dict[str, Tensor]:
         return {"x": self.x, "w": self.w} | ({} if self.label is None else {"label": self.label})
@@ -195,7 +202,7 @@ def _weights(w: Any, x: Tensor) -> Tensor:
 
 
 def _labels(label: Any, x: Tensor) -> Tensor:
-    label = checks.tensor(label, "label").double()  # whatever x is: float32 would merge large labels
+    label = checks.tensor(label, "label").to(torch.float64, copy=True)  # float32 would merge large labels
     return checks.beside(_per_token(label, "label", x), "label", x, "x")
 
 

@@ -198,7 +198,7 @@ class Quantiles(Measure):
 
     def density(self) -> tuple[Tensor, Tensor]:
         """Edges (*batch, n + 1) and the constant density between each two, (*batch, n)."""
-        return self.x, self.mass / torch.diff(self.x)
+        return self.x.clone(), self.mass / torch.diff(self.x)
 
     def ppf(self, s: Any) -> Tensor:
         """X(s) for levels s (k,) or (*batch, k), shape (*batch, k)."""

@@ -119,7 +119,8 @@ def path_action(measures: Sequence[Measure], metric: Metric, *, ts: Any = None) 
     Args:
         measures: two or more `Particles` with the same atoms, or `Gaussian`.
         metric: what a move costs.
-        ts: increasing times, one for each measure; equally spaced from 0 to 1 if left out.
+        ts: increasing times, one for each measure; equally spaced from 0 to 1 if left out. For a run of which
+            members ended early ``traj.clocks``, (T, *batch): there they stand still.
 
     Reference: Benamou and Brenier 2000, "A computational fluid mechanics solution to the Monge-Kantorovich
     mass transfer problem".
@@ -132,16 +133,29 @@ def path_action(measures: Sequence[Measure], metric: Metric, *, ts: Any = None) 
     """
     checks.instance(metric, Metric, "metric")
     pieces = zip(measures[:-1], measures[1:], _steps(measures, ts), strict=True)
-    return torch.stack([metric.action(mu, metric.displacement(mu, nu)) / dt for mu, nu, dt in pieces]).sum(0)
+    return torch.stack(
+        [_rate(metric.action(mu, metric.displacement(mu, nu)), dt) for mu, nu, dt in pieces]
+    ).sum(0)
 
 
-def _steps(measures: Sequence[Measure], ts: Any) -> list[float]:
+def _rate(action: Tensor, dt: Tensor) -> Tensor:
+    """action / dt; no move in no time costs nothing."""
+    dt = dt.to(action)
+    still = (dt == 0) & (action == 0)
+    return torch.where(still, 0.0, action / torch.where(still, 1.0, dt))
+
+
+def _steps(measures: Sequence[Measure], ts: Any) -> list[Tensor]:
     n = len(measures)
     checks.require(n >= 2, "len(measures)", n, "a path has two ends", "pass two measures or more")
     times = torch.linspace(0, 1, n, dtype=torch.float64) if ts is None else checks.tensor(ts, "ts").double()
-    if times.shape != (n,) or bool((times.diff() <= 0).any()):
+    dt = times.diff(dim=0)
+    own = (
+        times.shape == (n, *measures[0].batch) and times.ndim > 1
+    )  # members may stand still, but not together
+    if (times.shape != (n,) and not own) or bool((dt < 0 if own else dt <= 0).any()):
         checks.fail("ts", f"{ts!r:.60}", f"{n} increasing times are needed", "pass one for each measure")
-    return times.diff().tolist()
+    return list(dt)
 
 
 @singledispatch

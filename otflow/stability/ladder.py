@@ -65,7 +65,7 @@ class Ladder:
         return logs | {name: bound.log_C[-1] for name, bound in bounds.items() if bound is not None}
 
     def holds(self, rtol: float | None = None) -> Tensor:
-        """Whether no rung is above the next one, (*batch,), up to ``rtol``.
+        """Whether no rung is above the next one, (*batch,), up to ``rtol``; not of members that ended early.
 
         Ratios are those of a run in steps, the bounds those of the flow: the default allows 1e-9 and twice
         what halving the steps changes.

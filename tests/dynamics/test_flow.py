@@ -548,8 +548,34 @@ def test_stacked_puts_time_in_front_of_the_batch() -> None:
     assert len(traj) == len(traj.measures) == 5
 
 
-def test_the_start_is_saved_as_it_came() -> None:
-    assert of.flow(POINT, DRIFT, of.Euler(), t1=1.0, dt=0.5).measures[0] is POINT
+def test_the_start_is_saved_as_it_came_and_apart() -> None:
+    mu0 = of.Particles(normal(3, 2), [0.2, 0.3, 0.5], [0.0, 1.0, 2.0])
+    before = mu0.numpy()
+    traj = of.flow(mu0, DRIFT, of.Euler(), t1=1.0, dt=0.5)
+    for a in (mu0.x, mu0.w, mu0.label):
+        a.zero_()
+    for mu in traj:
+        assert all(np.array_equal(mu.numpy()[name], before[name]) for name in ("w", "label"))
+    assert np.array_equal(traj[0].x.numpy(), before["x"])
+
+
+@pytest.mark.parametrize("what", ["observe", "stop"])
+def test_a_function_that_edits_the_measure_is_refused(what: str) -> None:
+    def centred(mu: of.Measure) -> float:
+        return float(mu.coords[0].sub_(mu.coords[0].mean(-2, keepdim=True)).square().sum())
+
+    options = (
+        {"observe": {"spread": centred}} if what == "observe" else {"stop": lambda t, mu: centred(mu) < 0}
+    )
+    with pytest.raises((of.InputError, of.errors.FlowError), match=r"clone\(\)"):
+        of.flow(of.Particles(normal(3, 2)), DRIFT, of.Euler(), t1=1.0, dt=0.5, **options)
+
+
+def test_a_stopping_rule_cannot_turn_the_clock() -> None:
+    def stop(t: Tensor, mu: of.Measure) -> bool:
+        return bool((t.add_(0.4) > 5.0).all())
+
+    assert of.flow(POINT, DRIFT, of.Euler(), t1=1.0, dt=0.5, stop=stop).final.x.item() == 2.0
 
 
 @pytest.mark.thorough

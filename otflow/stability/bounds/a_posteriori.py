@@ -14,6 +14,7 @@ from torch import Tensor
 from otflow.base import checks, status
 from otflow.base.errors import UnknownBoundError
 from otflow.base.spaces import Euclidean
+from otflow.base.tangent import align
 from otflow.dynamics.trajectory import Trajectory
 from otflow.fields import VelocityField
 from otflow.measures import Measure, Particles
@@ -40,7 +41,7 @@ class APosteriori:
 
     Attributes:
         ts: the save times of the run, (T,).
-        log_C: the logarithm of the constant at each of them, (T, *batch).
+        log_C: the logarithm of the constant at each of them, (T, *batch); NaN for members that have ended.
         tube: how far a token of nu can be from its partner in mu, (T, *batch).
         size: the length |e|_p up to which this holds, (*batch,).
         p: the order of the distance.
@@ -108,7 +109,9 @@ def a_posteriori(
         if piece.end == float(traj.ts[len(logs)]):
             logs.append(state.log_p)
             tubes.append(state.tube)
-    return APosteriori(traj.ts, torch.stack(logs), torch.stack(tubes), size, p, known)
+    over = traj.clocks.to(size.device) < align(traj.ts.to(size.device), traj.clocks)
+    log_C, tube = (torch.stack(rows).masked_fill(over, torch.nan) for rows in (logs, tubes))
+    return APosteriori(traj.ts, log_C, tube, size, p, known)
 
 
 def _admit(traj: Trajectory) -> Particles:

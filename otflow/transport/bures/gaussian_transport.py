@@ -178,9 +178,9 @@ def sinkhorn_gaussians(mu: Gaussian, nu: Gaussian, eps: float) -> GaussianTransp
         found.cost.sqrt().to(mu.dtype),
         eps,
         cross=found.cross.to(mu.dtype),
-        map=AffineMap(found.forward.to(mu.dtype), mu.mean, nu.mean),
+        map=AffineMap(found.forward.to(mu.dtype), mu.mean.clone(), nu.mean.clone()),
         plan=_joint(mu, nu, found.root),
-        back=AffineMap(found.backward.to(mu.dtype), nu.mean, mu.mean),
+        back=AffineMap(found.backward.to(mu.dtype), nu.mean.clone(), mu.mean.clone()),
         certificates={"residual": found.residual.to(mu.dtype)},
         status=_fine(cost),
     )

@@ -335,7 +335,7 @@ def bures_map(mu: Gaussian, nu: Gaussian, *, on_failure: Literal["raise", "retur
     a, target = aligned(r1, r2)
     matrix = target @ torch.linalg.pinv(a, rtol=rtol) * (units[1] / units[0])
     codes = torch.where(_missed(a.detach(), target.detach(), rtol), status.code("degenerate"), 0)
-    f = AffineMap(matrix.to(mu.dtype), mu.mean, nu.mean, status.names(codes))
+    f = AffineMap(matrix.to(mu.dtype), mu.mean.clone(), nu.mean.clone(), status.names(codes))
     if loud and bool(codes.any()):
         raise ConvergenceError(
             "no map leads from mu to nu: the covariance of mu is singular where that of nu is not; "

@@ -326,6 +326,7 @@ def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _problem_of(mu: Measure, nu: Measure, eps: float, cost: Any) -> EntropicProblem:
     both = pair(mu, nu)
+    both = both._replace(x=both.x.clone(), y=both.y.clone())  # a plan is asked again, when mu may be edited
     if nu is mu:  # say so, and the symmetric iteration is used
         both = both._replace(y=both.x, v=both.w)
     return _problem(both, as_cost(cost), eps)
