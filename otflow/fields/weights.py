@@ -171,7 +171,7 @@ class Layers(Weight):
         self.switches = tuple(self._edges[1:-1].tolist())
 
     def __call__(self, t: Tensor) -> Tensor:
-        layer = torch.searchsorted(self._edges[1:-1].contiguous(), t.to(self.edges), right=True)
+        layer = torch.searchsorted(self._edges[1:-1].contiguous(), t.to(self._edges), right=True)
         raw = vars(self)["values"]
         if isinstance(raw, tuple) and not layer.ndim:  # no stack, nor a gradient, of layers that are not used
             return raw[int(layer)]
