@@ -15,7 +15,7 @@ export OMP_NUM_THREADS = 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo quick test slow test-cpus lowest lint format docs bench clean
+.PHONY: help demo quick test slow mutants test-cpus lowest lint format docs bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ test: lint  ## lint, then every test that is not slow: doctests and README inclu
 
 slow: .venv/.dev  ## the slow tests, examples included; with SHARE=K/N, part K = 0, ..., N - 1 of them
 	$(BIN)/$(PYTEST) -m slow $(if $(SHARE),--share $(SHARE))
+
+mutants: .venv/.dev  ## break central lines one at a time and see that the tests notice (an hour)
+	$(BIN)/python -m tests.mutants
 
 lowest: .venv-lowest/.dev  ## the fast tests with the oldest libraries that pyproject.toml promises
 	.venv-lowest/bin/$(PYTEST) --quick -W default

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from otflow import __version__
+from tests.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "otflow"
@@ -342,3 +343,11 @@ def test_every_dependency_has_a_constraint() -> None:
     pinned = {line.split("==")[0].lower() for line in lines}
     missing = {re.split(r"[>=\[]", one)[0].lower() for one in wanted} - pinned - {"otflow"}
     assert not missing
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_changes_one_line_that_is_there_and_compiles(mutant: Mutant) -> None:
+    right = (ROOT / mutant.path).read_text(encoding="utf-8")
+    wrong = mutant.applied(right)
+    assert ast.dump(ast.parse(wrong)) != ast.dump(ast.parse(right))
+    assert all((ROOT / "tests" / name).exists() for name in mutant.tests.split())
