@@ -86,8 +86,8 @@ MUTANTS = (
     Mutant(
         "a layer too early at an edge",
         "fields/weights.py",
-        "t.to(self.edges), right=True)",
-        "t.to(self.edges), right=False)",
+        "t.to(self._edges), right=True)",
+        "t.to(self._edges), right=False)",
         "fields/test_weights.py dynamics/test_flow.py",
     ),
     Mutant(
