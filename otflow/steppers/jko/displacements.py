@@ -15,6 +15,7 @@ from otflow.energies.base import gradient
 from otflow.measures import Measure, Particles
 from otflow.metrics import Metric
 from otflow.steppers.jko.base import Move, MovementProblem, minimise
+from otflow.steppers.jko.proof import UNPROVED, proved
 from otflow.steppers.jko.truncated_newton import Minimum, newton
 
 ITERATIONS = 100  # Newton steps unless the user says; chosen
@@ -95,14 +96,17 @@ def displace(mu: Measure, problem: MovementProblem, start: Any = None) -> Move:
     # At rest there is no gradient to compare with: what is below rounding counts as solved.
     whole = size + found.noise / tol
     residual = found.residual / torch.where(whole > 0, whole, torch.ones_like(whole))
+    end = mu.exp(u)
+    local = ~proved(mu, problem, end)
     return Move(
-        mu=mu.exp(u),
+        mu=end,
         cost=J.cost(u),
         residual=residual,
         failed=found.failed,
         iterations=found.iterations,
-        message=_message(found, residual, size, tol),
+        message=_message(found, residual, size, tol, local),
         concavity=1 - problem.tau * found.least,
+        local=local,
         state=u,
     )
 
@@ -116,7 +120,7 @@ def _start(J: Displaced, rest: Tangent, start: Any) -> Tangent:
     return u * better.to(rest[0].dtype)
 
 
-def _message(found: Minimum, residual: Tensor, size: Tensor, tol: float) -> str:
+def _message(found: Minimum, residual: Tensor, size: Tensor, tol: float, local: Tensor) -> str:
     if not bool(torch.isfinite(size).all()):
         return "JKO step: the energy has no finite gradient where the step starts; do particles coincide?"
     if bool((found.failed == code("uncertified")).any()):
@@ -124,6 +128,8 @@ def _message(found: Minimum, residual: Tensor, size: Tensor, tol: float) -> str:
             "the JKO step found a saddle: the inner problem is not convex there; take dt below 1 / |lambda|, "
             "lambda the lowest curvature of the energy"
         )
+    if not bool((found.failed > 0).any()):
+        return UNPROVED if bool(local.any()) else ""
     worst = (
         f"relative residual {float(residual.max()):.2e} after {found.iterations} iterations, tol = {tol:.1e}"
     )

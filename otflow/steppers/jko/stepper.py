@@ -73,7 +73,7 @@ class JKO(Stepper):
         carry = memory.carry
         move, certificate = certified(mu, problem, carry.state if carry else None)
         carry = Carry(state=move.state, residual=float(move.residual.max()))
-        return Step(move.mu, dt, dt, Memory(carry), move.failed, move.message, certificate)
+        return Step(move.mu, dt, dt, Memory(carry), move.failed, move.message, certificate, move.local)
 
     def __repr__(self) -> str:
         given = {"tol": self.tol, "max_iter": self.max_iter}
