@@ -15,7 +15,8 @@ from otflow.energies.base import gradient
 from otflow.measures import Measure, Particles
 from otflow.metrics import Metric
 from otflow.steppers.jko.base import Move, MovementProblem, minimise
-from otflow.steppers.jko.proof import UNPROVED, proved
+from otflow.steppers.jko.proof import UNPROVED, Separate, proved
+from otflow.steppers.jko.starts import joined, lowest, scattered, taken
 from otflow.steppers.jko.truncated_newton import Minimum, newton
 
 ITERATIONS = 100  # Newton steps unless the user says; chosen
@@ -78,6 +79,13 @@ class Displaced:
         least = 32 * torch.finfo(scale.dtype).eps * torch.maximum(self.far, alone)  # positions are rounded
         return torch.maximum(torch.sqrt(noise * torch.maximum(self.far, scale) * scale), least)
 
+    @cached_property
+    def extent(self) -> Tensor:
+        """The length of the problem: the largest of spread, size of coordinates and explicit step, else 1."""
+        alone = self.problem.tau * self.inner(self.drive, self.drive).sqrt()
+        scale = torch.maximum(self.far, alone)  # the spread is at most twice the size
+        return torch.where(scale > 0, scale, torch.ones_like(scale))
+
     def rounding(self, curvature: Tensor) -> Tensor:
         """The noise of a gradient: positions are rounded, and the curvature of the energy passes that on."""
         own = (curvature - 1 / self.problem.tau).abs()
@@ -91,7 +99,7 @@ def displace(mu: Measure, problem: MovementProblem, start: Any = None) -> Move:
     rest = mu.coords * 0.0
     size = J.inner(J.drive, J.drive).sqrt()
     tol = problem.tol or (1e-10 if mu.dtype == torch.float64 else 1e-4)
-    found = newton(J, _start(J, rest, start), size, tol=tol, max_iter=problem.max_iter or ITERATIONS)
+    found = _search(J, _start(J, rest, start), size, tol)
     u = found.u
     # At rest there is no gradient to compare with: what is below rounding counts as solved.
     whole = size + found.noise / tol
@@ -109,6 +117,29 @@ def displace(mu: Measure, problem: MovementProblem, start: Any = None) -> Move:
         local=local,
         state=u,
     )
+
+
+def _search(J: Displaced, start: Tangent, size: Tensor, tol: float) -> Minimum:
+    """The best minimum that searches from ``start`` and from as many other places as asked for find."""
+    count, limit = J.problem.starts, J.problem.max_iter or ITERATIONS
+    if count == 1:
+        return newton(J, start, size, tol=tol, max_iter=limit)
+    many = Displaced(J.mu.expand(count, *J.mu.batch), J.problem)
+    places = scattered(start, count, J.extent, lambda u: many.inner(u, u).sqrt())
+    every = newton(many, places, size.expand(count, *J.mu.batch), tol=tol, max_iter=limit)
+    best = lowest(every, many.value(every.u))
+    each = Separate.of(J.mu, J.problem) if isinstance(J.mu, Particles) else None
+    if each is None or J.mu.n == 1:
+        return best
+    heights = each.heights(J.mu.x + every.u[0])
+    return _better(J, best, Tangent([taken(every.u[0], heights.argmin(0))]), size, tol)
+
+
+def _better(J: Displaced, found: Minimum, start: Tangent, size: Tensor, tol: float) -> Minimum:
+    """What was found, or what another search finds if that is better."""
+    other = newton(J, start, size, tol=tol, max_iter=J.problem.max_iter or ITERATIONS)
+    both = joined(found, other)
+    return lowest(both, torch.stack([J.value(found.u), J.value(other.u)]))
 
 
 def _start(J: Displaced, rest: Tangent, start: Any) -> Tangent:

@@ -38,7 +38,7 @@ def proved(mu: Measure, problem: MovementProblem, end: Measure) -> Tensor:
     if bool(whole.all()) or not isinstance(mu, Particles):
         return whole
     each = Separate.of(mu, problem)
-    return whole if each is None else whole | each.alone(end.coords[0]).all(-1)
+    return whole if each is None or not each.bounded else whole | each.alone(end.coords[0]).all(-1)
 
 
 def convex(mu: Measure, problem: MovementProblem) -> Tensor:
@@ -83,21 +83,29 @@ class Separate:
 
     @classmethod
     def of(cls, mu: Particles, problem: MovementProblem) -> Separate | None:
-        """The step, if it is of this kind and U is known to be bounded below."""
+        """The step, if it is of this kind."""
         pairs = [(term, c) for term, c in problem.energy.pairs() if isinstance(term, Potential)]
         alone = len(pairs) == len(problem.energy.pairs()) and all(c > 0 for _, c in pairs)
         if not (alone and isinstance(problem.metric, Wasserstein) and flat(mu)):
             return None
-        found = cls(mu, problem.tau, pairs)
-        return found if bool(torch.isfinite(found.infimum).any()) else None
+        return cls(mu, problem.tau, pairs)
 
     @cached_property
     def infimum(self) -> Tensor:
         """A number that U is nowhere below, (*batch,) or ()."""
         return torch.stack(torch.broadcast_tensors(*(c * U.least(self.mu) for U, c in self.pairs))).sum(0)
 
+    @property
+    def bounded(self) -> bool:
+        """Whether U is known to be bounded below, for some member."""
+        return bool(torch.isfinite(self.infimum).any())
+
+    def heights(self, z: Tensor) -> Tensor:
+        """phi at points (*, n, d)."""
+        return self.values(z) + (z - self.mu.x).square().sum(-1) / (2 * self.tau)
+
     def values(self, z: Tensor) -> Tensor:
-        """U at points (*batch, n, d)."""
+        """U at points (*, n, d)."""
         found = torch.stack([c * U.values(z) for U, c in self.pairs]).sum(0)
         low, least = found.detach(), self.infimum[..., None]
         wrong = low < least - 1e-9 * (low.abs() + least.abs())
@@ -113,9 +121,8 @@ class Separate:
 
     def radius(self, y: Tensor) -> Tensor:
         """No minimiser is farther from x than this, (*batch, n), for any trial points y."""
-        height = self.values(y).detach() - self.infimum[..., None]
-        reach = (y - self.mu.x).square().sum(-1) + 2 * self.tau * height.clamp(min=0)
-        return reach.sqrt() * (1 + 1e-6)  # above rounding; chosen
+        height = self.heights(y).detach() - self.infimum[..., None]
+        return (2 * self.tau * height.clamp(min=0)).sqrt() * (1 + 1e-6)  # above rounding; chosen
 
     def alone(self, y: Tensor) -> Tensor:
         """Which particles have no other stationary point than y where a minimiser can be, (*batch, n)."""
