@@ -15,6 +15,7 @@ from otflow.energies.base import gradient
 from otflow.measures import Measure, Particles
 from otflow.metrics import Metric
 from otflow.steppers.jko.base import Move, MovementProblem, minimise
+from otflow.steppers.jko.branch_and_bound import searched
 from otflow.steppers.jko.proof import UNPROVED, Separate, proved
 from otflow.steppers.jko.starts import joined, lowest, scattered, taken
 from otflow.steppers.jko.truncated_newton import Minimum, newton
@@ -100,14 +101,13 @@ def displace(mu: Measure, problem: MovementProblem, start: Any = None) -> Move:
     size = J.inner(J.drive, J.drive).sqrt()
     tol = problem.tol or (1e-10 if mu.dtype == torch.float64 else 1e-4)
     found = _search(J, _start(J, rest, start), size, tol)
+    found, local = _judged(J, found, size, tol)
     u = found.u
     # At rest there is no gradient to compare with: what is below rounding counts as solved.
     whole = size + found.noise / tol
     residual = found.residual / torch.where(whole > 0, whole, torch.ones_like(whole))
-    end = mu.exp(u)
-    local = ~proved(mu, problem, end)
     return Move(
-        mu=end,
+        mu=mu.exp(u),
         cost=J.cost(u),
         residual=residual,
         failed=found.failed,
@@ -128,11 +128,23 @@ def _search(J: Displaced, start: Tangent, size: Tensor, tol: float) -> Minimum:
     places = scattered(start, count, J.extent, lambda u: many.inner(u, u).sqrt())
     every = newton(many, places, size.expand(count, *J.mu.batch), tol=tol, max_iter=limit)
     best = lowest(every, many.value(every.u))
-    each = Separate.of(J.mu, J.problem) if isinstance(J.mu, Particles) else None
-    if each is None or J.mu.n == 1:
+    each = Separate.of(J.mu, J.problem)
+    if each is None or each.mu.n == 1:
         return best
-    heights = each.heights(J.mu.x + every.u[0])
+    heights = each.heights(each.mu.x + every.u[0])
     return _better(J, best, Tangent([taken(every.u[0], heights.argmin(0))]), size, tol)
+
+
+def _judged(J: Displaced, found: Minimum, size: Tensor, tol: float) -> tuple[Minimum, Tensor]:
+    """What was found, or a better minimum, and for which members it is not proved to be the best one."""
+    good = proved(J.mu, J.problem, J.mu.exp(found.u))
+    each = None if bool(good.all()) else Separate.of(J.mu, J.problem)
+    best = None if each is None else searched(each, each.mu.x + found.u[0])
+    if each is None or best is None:
+        return found, ~good
+    found = _better(J, found, Tangent([best.z - each.mu.x]), size, tol)
+    height = each.heights(each.mu.x + found.u[0]).detach()
+    return found, ~(good | (best.proved & (height <= best.value + best.slack)).all(-1))
 
 
 def _better(J: Displaced, found: Minimum, start: Tangent, size: Tensor, tol: float) -> Minimum:

@@ -35,9 +35,7 @@ UNPROVED = (
 def proved(mu: Measure, problem: MovementProblem, end: Measure) -> Tensor:
     """Where a stationary point ``end`` is proved to be the only minimiser of the step, (*batch,)."""
     whole = convex(mu, problem) & optimal(mu, end)
-    if bool(whole.all()) or not isinstance(mu, Particles):
-        return whole
-    each = Separate.of(mu, problem)
+    each = None if bool(whole.all()) else Separate.of(mu, problem)
     return whole if each is None or not each.bounded else whole | each.alone(end.coords[0]).all(-1)
 
 
@@ -82,11 +80,11 @@ class Separate:
     pairs: list[tuple[Potential, float]]
 
     @classmethod
-    def of(cls, mu: Particles, problem: MovementProblem) -> Separate | None:
+    def of(cls, mu: Measure, problem: MovementProblem) -> Separate | None:
         """The step, if it is of this kind."""
         pairs = [(term, c) for term, c in problem.energy.pairs() if isinstance(term, Potential)]
         alone = len(pairs) == len(problem.energy.pairs()) and all(c > 0 for _, c in pairs)
-        if not (alone and isinstance(problem.metric, Wasserstein) and flat(mu)):
+        if not (isinstance(mu, Particles) and alone and isinstance(problem.metric, Wasserstein) and flat(mu)):
             return None
         return cls(mu, problem.tau, pairs)
 
