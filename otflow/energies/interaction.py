@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.enclosures import everywhere
 from otflow.base.kernels import row_tiles
 from otflow.base.tables import named
 from otflow.base.tangent import Tangent
@@ -28,8 +29,9 @@ class Interaction(Energy):
             such as -log|x - y|.
         curvature: a number c for which W(x, y) - c |x - y|^2 / 2 is convex in (x, y), for proofs that a JKO
             step is the best of all. Of W(x, y) = w(x - y) that is a number which no eigenvalue of D^2 w is
-            below. Then D^2 F(u, u) >= min(c, 0) |u|^2 for all displacements of all particles: F is jointly
-            convex if c >= 0, and no more than that, since it does not feel a common translation.
+            below. If left out it is found by interval arithmetic, where that can. Then for displacements u of
+            all particles D^2 F(u, u) >= min(c, 0) |u|^2: F is jointly convex if c >= 0, and never more than
+            that, since it does not feel a common translation.
 
     >>> from otflow import Interaction
     >>> from otflow import Particles
@@ -57,7 +59,11 @@ class Interaction(Energy):
         return f"Interaction({named(self.W)}{'' if self.diagonal else ', diagonal=False'})"
 
     def curvature_bounds(self, mu: Measure) -> Bounds:
-        return (-math.inf if self.curvature is None else min(self.curvature, 0.0)), math.inf
+        if self.curvature is not None:
+            return min(self.curvature, 0.0), math.inf
+        x = mu.probe().detach()[..., None, :]
+        known = everywhere(self.W, torch.cat([x, x], -1), pair=True)
+        return (-math.inf if known is None else known.low[..., 0, 0].clamp(max=0)), math.inf
 
     def wants_graph(self, mu: Measure) -> bool:
         if super().wants_graph(mu) or not torch.is_grad_enabled():

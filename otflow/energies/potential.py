@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.enclosures import enclosed, everywhere
 from otflow.base.tables import named
 from otflow.energies.base import Bounds, Energy, called, trust_nodes
 from otflow.measures import Measure
@@ -24,8 +25,9 @@ class Potential(Energy):
         U: (*batch, n, d) -> (*batch, n), written with torch operations.
         curvature: what is known of D^2 U, for proofs that a JKO step is the best of all: a number that no
             eigenvalue is below, negative where U is not convex; or a function of the corners of boxes,
-            (*batch, n, d) each and possibly infinite, that gives such a number for each, (*batch, n).
-        infimum: a number that U is nowhere below.
+            (*batch, n, d) each and possibly infinite, that gives such a number for each, (*batch, n). If left
+            out it is found by interval arithmetic where U is made of sums, products and elementary functions.
+        infimum: a number that U is nowhere below; likewise.
 
     >>> from otflow import Potential
     >>> from otflow import Gaussian
@@ -59,7 +61,11 @@ class Potential(Energy):
         )
 
     def curvature_bounds(self, mu: Measure) -> Bounds:
-        whole = torch.full_like(mu.probe().detach(), torch.inf)
+        probe = mu.probe().detach()
+        if self.curvature is None:
+            known = everywhere(self.U, probe)
+            return (-math.inf, math.inf) if known is None else (known.low[..., 0], known.high[..., 0])
+        whole = torch.full_like(probe, torch.inf)
         low, high = self.on_boxes(-whole, whole)
         return low[..., 0], high[..., 0]
 
@@ -67,7 +73,8 @@ class Potential(Energy):
         """Bounds of the eigenvalues of D^2 U on boxes, (*batch, n) each; infinite where none is known."""
         none = torch.full_like(lower[..., 0], -torch.inf)
         if self.curvature is None:
-            return none, -none
+            known = enclosed(self.U, lower, upper)
+            return (none, -none) if known is None else (known.low, known.high)
         if not callable(self.curvature):
             return torch.full_like(none, self.curvature), -none
         low = called(self.curvature, "curvature(lower, upper)", lower, upper)
@@ -79,6 +86,9 @@ class Potential(Energy):
 
     def least(self, mu: Measure) -> Tensor:
         """A number that U is nowhere below, (*batch,) or (); -inf where none is known."""
+        known = everywhere(self.U, mu.probe().detach()) if self.infimum is None else None
+        if known is not None:
+            return known.least[..., 0]
         return mu.coords[0].new_tensor(-math.inf if self.infimum is None else self.infimum)
 
     def _integral(self, mu: Measure, *, absolute: bool = False) -> Tensor:

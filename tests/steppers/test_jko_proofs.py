@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 import otflow as of
-from otflow.base.status import STATUSES
-from tests.samples import normal
 
 FINE = torch.linspace(-6, 6, 4001, dtype=torch.float64)
 TAUS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 2.0, 4.0, 7.0, 10.0)
