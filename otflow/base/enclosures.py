@@ -94,7 +94,7 @@ def variable(box: Interval) -> Enclosure:
 
 
 def _points(box: Interval) -> tuple[Enclosure, Enclosure]:
-    """The points m + z / 2 and m - z / 2, with slopes that are exact, so that those of their difference are."""
+    """The points m + z / 2 and m - z / 2, with exact slopes: so is that of their difference."""
     d = box.lo.shape[-1] // 2
     both = variable(box)
     m, z = both[..., :d], both[..., d:]
@@ -153,8 +153,8 @@ class Enclosure:
 
     def reshaped(self, f: Shaper) -> Enclosure:
         """The same numbers in another order; f counts axes from the last one."""
-        parts = (Interval(f(a.lo), f(a.hi)) for a in (self.value, self.slope, self.hess))
-        return Enclosure(*parts, f(self.low), f(self.high))
+        value, slope, hess = (Interval(f(a.lo), f(a.hi)) for a in (self.value, self.slope, self.hess))
+        return Enclosure(value, slope, hess, f(self.low), f(self.high))
 
     def lifted(self, ndim: int) -> Enclosure:
         """With axes in front, up to ``ndim``."""
@@ -230,9 +230,9 @@ def add(f: Any, g: Any) -> Enclosure:
         return _alike(Enclosure(iv.add(f.value, iv.point(c)), f.slope, f.hess, f.low, f.high))
     ndim = max(f.ndim, g.ndim)
     f, g = f.lifted(ndim), g.lifted(ndim)
-    sums = (iv.add(a, b) for a, b in ((f.value, g.value), (f.slope, g.slope), (f.hess, g.hess)))
-    bounds = iv.add(Interval(f.low, f.high), Interval(g.low, g.high))
-    return Enclosure(*sums, *bounds)
+    both = (f.value, g.value), (f.slope, g.slope), (f.hess, g.hess)
+    value, slope, hess = (iv.add(a, b) for a, b in both)
+    return Enclosure(value, slope, hess, *iv.add(Interval(f.low, f.high), Interval(g.low, g.high)))
 
 
 def _alike(f: Enclosure) -> Enclosure:
@@ -246,8 +246,8 @@ def _alike(f: Enclosure) -> Enclosure:
 def negative(f: Any) -> Any:
     if not isinstance(f, Enclosure):
         return -f
-    parts = (iv.negative(a) for a in (f.value, f.slope, f.hess))
-    return Enclosure(*parts, -f.high, -f.low)
+    value, slope, hess = (iv.negative(a) for a in (f.value, f.slope, f.hess))
+    return Enclosure(value, slope, hess, -f.high, -f.low)
 
 
 def multiply(f: Any, g: Any) -> Enclosure:
@@ -257,8 +257,9 @@ def multiply(f: Any, g: Any) -> Enclosure:
         c = constant(g)
         f = f.lifted(c.ndim)
         some = (f.value, f.slope, f.hess, Interval(f.low, f.high))
-        times = iv.scaled if c.ndim == 0 else iv.multiply
-        value, slope, hess, bounds = (times(a, float(c) if c.ndim == 0 else iv.point(c)) for a in some)
+        value, slope, hess, bounds = (
+            iv.scaled(a, float(c)) if c.ndim == 0 else iv.multiply(a, iv.point(c)) for a in some
+        )
         return Enclosure(value, slope, hess, *bounds)
     if f is g:
         return applied(f, iv.square)

@@ -13,7 +13,6 @@ from otflow.steppers.jko.truncated_newton import Minimum
 
 # Chosen: lengths of first moves grow by equal factors between these multiples of the extent of the problem.
 SHORTEST, LONGEST = 1 / 8, 4.0
-NAMES = ("residual", "failed", "least", "noise")  # of numbers of a minimum, one per member
 
 
 def scattered(first: Tangent, count: int, extent: Tensor, norm: Callable[[Tangent], Tensor]) -> Tangent:
@@ -44,15 +43,21 @@ def lowest(found: Minimum, value: Tensor) -> Minimum:
     slack = 1e-12 * value[:1].abs()  # others have to be better by more than rounding
     value = torch.cat([value[:1] - slack, value[1:]])
     best = torch.where((found.failed == 0) & torch.isfinite(value), value, torch.inf).argmin(0)
-    own = {name: taken(getattr(found, name), best) for name in NAMES}
-    return replace(found, u=found.u.map(lambda a: taken(a, best)), **own)
+    return _changed(found, lambda a: taken(a, best))
 
 
 def joined(a: Minimum, b: Minimum) -> Minimum:
     """Two searches as one, in a new leading axis."""
-    own = {name: torch.stack([getattr(a, name), getattr(b, name)]) for name in NAMES}
-    u = a.u.zip(b.u, lambda p, q: torch.stack([p, q]))
-    return replace(a, u=u, iterations=max(a.iterations, b.iterations), **own)
+    others = iter((*b.u, b.residual, b.failed, b.least, b.noise))
+    most = max(a.iterations, b.iterations)
+    return replace(_changed(a, lambda p: torch.stack([p, next(others)])), iterations=most)
+
+
+def _changed(found: Minimum, f: Callable[[Tensor], Tensor]) -> Minimum:
+    """The minimum with all of its tensors changed, u first."""
+    u = found.u.map(f)
+    residual, failed, least, noise = (f(a) for a in (found.residual, found.failed, found.least, found.noise))
+    return replace(found, u=u, residual=residual, failed=failed, least=least, noise=noise)
 
 
 def taken(a: Tensor, best: Tensor) -> Tensor:
