@@ -24,7 +24,7 @@ from otflow.steppers.jko.proof import Separate
 PLANE = 2  # dimensions: the number of boxes grows exponentially with them
 PARTICLES = 1024  # of all members together
 ROUNDS = 60  # of halving: beyond, boxes are below rounding
-BOXES = 2**17  # of all particles together; more end the search without a proof
+BOXES = 2**15  # of all particles together; more end the search without a proof
 ACCURACY = 1e-10  # of values, relative to that of the start above inf U
 
 
