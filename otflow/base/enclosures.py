@@ -41,9 +41,9 @@ class Known(NamedTuple):
 def enclosed(f: Callable[..., Any], lower: Tensor, upper: Tensor, *, pair: bool = False) -> Known | None:
     """What is known of f on boxes with corners (*batch, d), possibly infinite; None if nothing is.
 
-    With ``pair`` f is a function of two points, x = m + z / 2 and y = m - z / 2, the boxes are of (m, z), and
-    low is a number with D^2 f((u, v), (u, v)) >= low |u - v|^2 if f does not depend on m, or else with
-    D^2 f((u, v), (u, v)) >= low (|u|^2 + |v|^2), if it is below 0.
+    With ``pair`` f is a function of two points (p + q) / 2^(1/2) and (p - q) / 2^(1/2), the boxes are those of
+    (p, q), and low is a number with D^2 f((u, v), (u, v)) >= low |u - v|^2 if f does not depend on p, or else
+    with D^2 f((u, v), (u, v)) >= low (|u|^2 + |v|^2).
 
     >>> import torch
     >>> from otflow.base.enclosures import enclosed
@@ -65,9 +65,9 @@ def enclosed(f: Callable[..., Any], lower: Tensor, upper: Tensor, *, pair: bool 
 
 
 def _of_pairs(out: Enclosure) -> np.ndarray:
-    """From |m|^2 + |z|^2 <= 2 (|u|^2 + |v|^2), for m = (u + v) / 2 and z = u - v."""
+    """From |dp|^2 + |dq|^2 = |u|^2 + |v|^2 and |dq|^2 = |u - v|^2 / 2."""
     common = out.slope.size[: len(out.slope.lo) // 2]
-    return np.where((common == 0).all(0), out.low, 2 * np.minimum(out.low, 0.0))
+    return np.where((common == 0).all(0), out.low / 2, out.low)
 
 
 def everywhere(f: Callable[..., Any], like: Tensor, *, pair: bool = False) -> Known | None:
@@ -94,16 +94,17 @@ def variable(box: Interval) -> Enclosure:
 
 
 def _points(box: Interval) -> tuple[Enclosure, Enclosure]:
-    """The points m + z / 2 and m - z / 2, with exact slopes: so is that of their difference."""
-    d = box.lo.shape[-1] // 2
+    """(p + q) / 2^(1/2) and (p - q) / 2^(1/2), with slopes in p that cancel exactly in the difference."""
+    d, half = box.lo.shape[-1] // 2, 0.5**0.5
     both = variable(box)
-    m, z = both[..., :d], both[..., d:]
+    p, q = both[..., :d], both[..., d:]
 
     def at(side: float) -> Enclosure:
-        slope = iv.point(m.slope.lo + side * z.slope.lo)
-        return Enclosure(iv.add(m.value, iv.scaled(z.value, side)), slope, m.hess, m.low, m.high)
+        slope = iv.point(half * (p.slope.lo + side * q.slope.lo))
+        value = iv.scaled(iv.add(p.value, iv.scaled(q.value, side)), half)
+        return Enclosure(value, slope, p.hess, p.low, p.high)
 
-    return at(0.5), at(-0.5)
+    return at(1.0), at(-1.0)
 
 
 class Enclosure:
