@@ -41,7 +41,7 @@ class Known(NamedTuple):
 def enclosed(f: Callable[..., Any], lower: Tensor, upper: Tensor, *, pair: bool = False) -> Known | None:
     """What is known of f on boxes with corners (*batch, d), possibly infinite; None if nothing is.
 
-    With ``pair`` f is a function of two points (p + q) / 2^(1/2) and (p - q) / 2^(1/2), the boxes are those of
+    With ``pair`` f is a function of two points (p + q) / 2^(1/2) and (p - q) / 2^(1/2), the boxes are of
     (p, q), and low is a number with D^2 f((u, v), (u, v)) >= low |u - v|^2 if f does not depend on p, or else
     with D^2 f((u, v), (u, v)) >= low (|u|^2 + |v|^2).
 

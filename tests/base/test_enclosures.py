@@ -29,7 +29,7 @@ FUNCTIONS: dict[str, Any] = {
     "cubic": lambda x: (1.0 - (x - B)).mul((x - B) @ A).sum(dim=-1) ** 3 / 7,
     "powers": lambda x: (2 + x.sin()).pow(-2).sum(-1) - (x[..., 0].expm1() * x[..., 1:].sum(-1)),
     "outer": lambda x: (x[..., None, :] * x[..., :, None] * A).sum(-1).sum(-1),
-    "kinks": lambda x: torch.relu(x @ B).square() + (x[..., 0] - 0.3).abs() ** 3,
+    "kinks": lambda x: (x @ B).abs() * 0.5 + (x[..., 0] - 0.3).abs() ** 3,
 }
 
 
@@ -70,6 +70,7 @@ WHOLE: dict[str, tuple[Any, float, float]] = {
     "bell": (lambda x: torch.exp(-x.square().sum(-1) / 2), 0.0, -1.0),
     "softplus": (lambda x: torch.nn.functional.softplus(x).sum(-1), 0.0, 0.0),
     "distance": (lambda x: x.abs().sum(-1), 0.0, 0.0),
+    "hinge": (lambda x: torch.relu(x - 1).sum(-1), 0.0, 0.0),
     "linear": (lambda x: x @ torch.ones(2).double(), -math.inf, 0.0),
 }
 

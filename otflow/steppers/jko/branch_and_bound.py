@@ -24,7 +24,8 @@ from otflow.steppers.jko.proof import Separate
 PLANE = 2  # dimensions: the number of boxes grows exponentially with them
 PARTICLES = 1024  # of all members together
 ROUNDS = 60  # of halving: beyond, boxes are below rounding
-BOXES = 2**15  # of all particles together; more end the search without a proof
+BOXES = 2**17  # of all particles together; more end the search without a proof
+EACH = 2**11  # of one particle
 ACCURACY = 1e-10  # of values, relative to that of the start above inf U
 
 
@@ -76,7 +77,8 @@ def searched(step: Separate, y: Tensor) -> Best | None:
         best, boxes = _bounded(step, best, boxes)
         if not bool(boxes.open.any()):
             return best
-        if boxes.open.numel() * 2**step.mu.d > BOXES:
+        most = int(boxes.open.sum(-1).max()) * 2**step.mu.d
+        if most > EACH or most * boxes.open[..., 0].numel() > BOXES:
             break
         boxes = boxes.split()
     return replace(best, proved=best.proved & ~boxes.open.any(-1))
