@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -81,6 +81,11 @@ class Displaced:
         return torch.maximum(torch.sqrt(noise * torch.maximum(self.far, scale) * scale), least)
 
     @cached_property
+    def height(self) -> Tensor:
+        """What a move as long as the coordinates would change in the energy, whose terms are of that size."""
+        return self.far * self.inner(self.drive, self.drive).sqrt()
+
+    @cached_property
     def extent(self) -> Tensor:
         """The length of the problem: the largest of spread, size of coordinates and explicit step, else 1."""
         alone = self.problem.tau * self.inner(self.drive, self.drive).sqrt()
@@ -143,8 +148,10 @@ def _judged(J: Displaced, found: Minimum, size: Tensor, tol: float) -> tuple[Min
     if each is None or best is None:
         return found, ~good
     found = _better(J, found, Tangent([best.z - each.mu.x]), size, tol)
-    height = each.heights(each.mu.x + found.u[0]).detach()
-    return found, ~(good | (best.proved & (height <= best.value + best.slack)).all(-1))
+    above = each.heights(each.mu.x + found.u[0]).detach() > best.value + best.slack
+    missed = (found.failed == 0) & above.any(-1)  # a better place is known, and no search arrived there
+    found = replace(found, failed=torch.where(missed, code("stalled"), found.failed))
+    return found, ~(good | (best.proved & ~above).all(-1))
 
 
 def _better(J: Displaced, found: Minimum, start: Tangent, size: Tensor, tol: float) -> Minimum:
