@@ -6,7 +6,8 @@ On a box with centre c and half widths h, where D^2 phi >= kappa,
 
 and phi(z) >= inf U + |z - x|^2 / (2 tau). Boxes whose bound is not below the least value met are left out,
 the others are halved (Horst and Tuy 1996, "Global optimization", Chapter IV). When none is left, the value
-met is the least one up to the tolerance.
+met is the least one up to the tolerance. When phi is strictly convex on the hull of those that are left and
+of the best point, a stationary point in it is the minimiser: what is left is up to a local search.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from otflow.energies.base import gradient
-from otflow.steppers.jko.proof import Separate
+from otflow.steppers.jko.proof import MARGIN, Separate
 
 # Chosen.
 PLANE = 2  # dimensions: the number of boxes grows exponentially with them
@@ -26,6 +27,7 @@ PARTICLES = 1024  # of all members together
 ROUNDS = 60  # of halving: beyond, boxes are below rounding
 BOXES = 2**17  # of all particles together; more end the search without a proof
 EACH = 2**11  # of one particle
+ROOM = 0.1  # around hulls, relative to their widths
 ACCURACY = 1e-10  # of values, relative to that of the start above inf U
 
 
@@ -52,12 +54,27 @@ class Boxes:
 
 @dataclass(frozen=True)
 class Best:
-    """The best point of each particle, and for which no other point is better by more than ``slack``."""
+    """The best point of each particle; whether no other is better by more than ``slack``, or outside a box.
+
+    In that box, of ``confined`` particles, phi is strictly convex.
+    """
 
     z: Tensor  # (*batch, n, d)
     value: Tensor  # (*batch, n)
     slack: Tensor  # (*batch, n)
     proved: Tensor  # (*batch, n), bool
+    confined: Tensor  # (*batch, n), bool
+    lower: Tensor  # (*batch, n, d)
+    upper: Tensor  # (*batch, n, d)
+
+    def above(self, height: Tensor) -> Tensor:
+        """Which particles are at a height phi at which a better point is known, (*batch, n)."""
+        return height > self.value + self.slack
+
+    def certain(self, z: Tensor, height: Tensor) -> Tensor:
+        """Which particles are at the minimiser, if z are stationary points, (*batch, n)."""
+        inside = ((z > self.lower) & (z < self.upper)).all(-1)
+        return self.proved & torch.where(self.confined, inside, ~self.above(height))
 
 
 def searched(step: Separate, y: Tensor) -> Best | None:
@@ -72,9 +89,9 @@ def searched(step: Separate, y: Tensor) -> Best | None:
     slack = ACCURACY * (value - step.infimum[..., None]) + 16 * torch.finfo(value.dtype).eps * value.abs()
     half = reach[..., None, None].expand(*reach.shape, 1, step.mu.d)
     boxes = Boxes(step.mu.x[..., None, :].clone(), half, possible[..., None].clone())
-    best = Best(y, value, slack, possible)
+    best = Best(y, value, slack, possible, torch.zeros_like(possible), y, y)
     for _ in range(ROUNDS):
-        best, boxes = _bounded(step, best, boxes)
+        best, boxes = _confined(step, *_bounded(step, best, boxes))
         if not bool(boxes.open.any()):
             return best
         most = int(boxes.open.sum(-1).max()) * 2**step.mu.d
@@ -101,6 +118,24 @@ def _bounded(step: Separate, best: Best, boxes: Boxes) -> tuple[Best, Boxes]:
         value=torch.where(better, least, best.value),
     )
     return best, replace(boxes, open=boxes.open & (bound < (best.value - best.slack)[..., None]))
+
+
+def _confined(step: Separate, best: Best, boxes: Boxes) -> tuple[Best, Boxes]:
+    """Close the boxes of particles whose phi is strictly convex on all of them and on the best point."""
+    still = boxes.open[..., None]
+    lower = torch.where(still, boxes.centre - boxes.half, torch.inf).amin(-2).minimum(best.z)
+    upper = torch.where(still, boxes.centre + boxes.half, -torch.inf).amax(-2).maximum(best.z)
+    room = ROOM * (upper - lower)  # so that a minimiser is not on the rim
+    lower, upper = lower - room, upper + room
+    convex = 1 + step.tau * step.curvature(lower, upper) > MARGIN
+    fresh = boxes.open.any(-1) & convex
+    best = replace(
+        best,
+        confined=best.confined | fresh,
+        lower=torch.where(fresh[..., None], lower, best.lower),
+        upper=torch.where(fresh[..., None], upper, best.upper),
+    )
+    return best, replace(boxes, open=boxes.open & ~fresh[..., None])
 
 
 def _expanded(step: Separate, z: Tensor) -> tuple[Tensor, Tensor]:

@@ -148,10 +148,13 @@ def _judged(J: Displaced, found: Minimum, size: Tensor, tol: float) -> tuple[Min
     if each is None or best is None:
         return found, ~good
     found = _better(J, found, Tangent([best.z - each.mu.x]), size, tol)
-    above = each.heights(each.mu.x + found.u[0]).detach() > best.value + best.slack
-    missed = (found.failed == 0) & above.any(-1)  # a better place is known, and no search arrived there
+    z = each.mu.x + found.u[0]
+    height = each.heights(z).detach()
+    missed = (found.failed == 0) & best.above(height).any(
+        -1
+    )  # no search arrived at a better place that is known
     found = replace(found, failed=torch.where(missed, code("stalled"), found.failed))
-    return found, ~(good | (best.proved & ~above).all(-1))
+    return found, ~(good | best.certain(z, height).all(-1))
 
 
 def _better(J: Displaced, found: Minimum, start: Tangent, size: Tensor, tol: float) -> Minimum:
