@@ -220,10 +220,10 @@ def test_particles_in_potentials_choose_their_starts_each_for_itself() -> None:
 
 def test_starts_are_those_of_every_member_alone() -> None:
     U = Wells.one(2)
-    mu = of.Particles(normal(3, 4, 2))
+    mu = of.Particles(normal(2, 3, 1))
     F = of.Potential(opaque(U)) + of.Interaction(lambda x, y: (x - y).square().sum(-1) / 9)
     together = of.jko_step(mu, F, 2.0, starts=5)
-    for k in range(3):
+    for k in range(2):
         alone = of.jko_step(mu[k], F, 2.0, starts=5)
         torch.testing.assert_close(together.mu.x[k], alone.mu.x, rtol=0, atol=1e-8)
 
@@ -281,3 +281,30 @@ def test_one_local_step_makes_a_run_local_and_no_worse_end_better() -> None:
     sloped = of.Potential(lambda x: 0.1 * x.sum(-1))
     split = of.SteepestDescent(F + sloped, of.Wasserstein())
     assert of.flow(mu, split, of.ForwardBackward(sloped), t1=1.5, dt=1.5).status.tolist() == ["ok", "local"]
+
+
+def test_potentials_may_tell_particles_apart() -> None:
+    """As "a well for each": U is called with clouds of as many points, whatever is asked for."""
+    centre = torch.tensor([[0.0], [1.0], [-2.0]]).double()
+    F = of.Potential(lambda x: (((x - centre) ** 2 - 1) ** 2 / 4).sum(-1), curvature=-1.0, infimum=0.0)
+    move = of.jko_step(of.Particles(centre + 0.1), F, 5.0, starts=3)
+    assert move.status == "ok"
+    torch.testing.assert_close(move.mu.x - centre, (move.mu.x - centre)[:1].expand(3, 1))
+
+
+def test_single_precision_and_cancelling_terms_are_no_wrong_infimum() -> None:
+    for dtype in (torch.float32, torch.float64):
+        mu = of.Particles(torch.linspace(0.9, 1.1, 40, dtype=dtype)[:, None])
+        F = of.Potential(
+            lambda x: (x**2 - 2 * x + 1).sum(-1) + 1e-3 * torch.cos(40 * x).sum(-1), infimum=-1e-3
+        )
+        assert of.jko_step(mu, F, 5.0).status == "ok"
+
+
+def test_modules_and_pairs_of_runs_take_local_steps_for_what_they_are() -> None:
+    pull = of.SteepestDescent(of.Potential(opaque(Wells.one(2))), of.Wasserstein())
+    mu, nu = of.Particles([[0.3]]), of.Particles([[0.5]])
+    with torch.no_grad():
+        net = of.nn.Flow(pull, of.JKO(), t1=0.2, dt=0.1)
+        assert net(mu).x.shape == (1, 1)  # nothing raises
+    assert of.coupled(mu, nu, pull, of.JKO(), t1=0.2, dt=0.1).status == "local"

@@ -106,7 +106,7 @@ def _bounded(step: Separate, best: Best, boxes: Boxes) -> tuple[Best, Boxes]:
     x = step.mu.x[..., None, :]
     value, slope = _expanded(step, boxes.centre)
     lower, upper = boxes.centre - boxes.half, boxes.centre + boxes.half
-    low = step.curvature(lower.flatten(-3, -2), upper.flatten(-3, -2)).reshape(value.shape) + 1 / step.tau
+    low = step.curvature(lower.movedim(-2, 0), upper.movedim(-2, 0)).movedim(0, -1) + 1 / step.tau
     apart = ((boxes.centre - x).abs() - boxes.half).clamp(min=0).square().sum(-1) / (2 * step.tau)
     bound = torch.maximum(value + _least(slope, low, boxes.half), step.infimum[..., None, None] + apart)
     least, index = torch.where(boxes.open, value, torch.inf).min(-1)
@@ -142,8 +142,7 @@ def _expanded(step: Separate, z: Tensor) -> tuple[Tensor, Tensor]:
     """phi and its gradient at points (*batch, n, k, d)."""
     with torch.enable_grad():
         points = z.detach().requires_grad_()
-        u = step.values(points.flatten(-3, -2)).reshape(z.shape[:-1])
-        phi = u + (points - step.mu.x[..., None, :]).square().sum(-1) / (2 * step.tau)
+        phi = step.heights(points.movedim(-2, 0)).movedim(0, -1)  # clouds of n points, as U may expect
         (slope,) = gradient(phi.sum(), [points])
     return phi.detach(), slope.detach()
 

@@ -26,6 +26,8 @@ from otflow.steppers.jko.base import MovementProblem
 
 # Chosen: 1 + tau lambda has to be above, so that a relative residual of 1e-10 leaves 1e-4 at worst.
 MARGIN = 1e-6
+# Chosen: above the rounding of terms that cancel, also in single precision.
+GUARD = 1e-6
 UNPROVED = (
     "the JKO step found a minimiser that is not proved to be the best one: give what is known, as in "
     "Potential(U, curvature=..., infimum=...) or Interaction(W, curvature=...), or take a smaller dt"
@@ -106,7 +108,7 @@ class Separate:
         """U at points (*, n, d)."""
         found = torch.stack([c * U.values(z) for U, c in self.pairs]).sum(0)
         low, least = found.detach(), self.infimum[..., None]
-        wrong = low < least - 1e-9 * (low.abs() + least.abs())
+        wrong = low < least - GUARD * (1 + low.abs() + least.abs())
         if bool(wrong.any()):
             rule = f"the potential is {float(low[wrong].min()):.6g} at a point that was met"
             checks.fail("infimum", float(least.max()), rule, "pass a number that it is nowhere below")
