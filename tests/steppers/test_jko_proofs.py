@@ -98,6 +98,31 @@ def test_no_step_of_thousands_that_is_ok_misses_the_argmin(d: int, count: int, k
         assert bool(wrong[status == "local"].any())
 
 
+def interacting(seed: int) -> tuple[str, bool]:
+    """The status of a step of two particles that interact by a cosine, and whether it misses the argmin."""
+    rng, U = np.random.default_rng(seed), Wells.one(seed)
+    a, w, tau = rng.uniform(-1, 1), rng.uniform(0.5, 3), float(10 ** rng.uniform(-1.5, 0.7))
+    x = rng.uniform(-2, 2, (2, 1))
+    F = of.Potential(U) + of.Interaction(lambda x, y: a * torch.cos(w * (x - y)).sum(-1))
+
+    def phi(p: Tensor, q: Tensor) -> Tensor:
+        pair = a * (torch.cos(w * (p - q)) + 1) / 4
+        paid = ((p - x[0, 0]) ** 2 + (q - x[1, 0]) ** 2) / (4 * tau)
+        return (U(p[..., None]) + U(q[..., None])) / 2 + pair + paid
+
+    line = torch.linspace(-3.2, 3.2, 401, dtype=torch.float64)
+    move = of.jko_step(of.Particles(x), F, tau, on_failure="return")
+    least = phi(*torch.meshgrid(line, line, indexing="ij")).min()
+    return move.status, float(phi(*move.mu.x)) > float(least) + 1e-3
+
+
+@pytest.mark.slow
+def test_no_step_of_particles_that_interact_is_ok_and_misses_the_argmin() -> None:
+    found = {interacting(seed) for seed in range(60)}
+    assert ("ok", True) not in found
+    assert {("ok", False), ("local", False), ("local", True)} <= found
+
+
 # --- what is proved, and by what ---------------------------------------------------------------------------
 
 

@@ -53,7 +53,8 @@ class JKO(Stepper):
     energies, those of attention on Gaussians that are convex, and `MMD` with a Gaussian kernel know theirs;
     `Potential` and `Interaction` take it as ``curvature=``. Where potentials alone act, each particle goes by
     itself, and ``infimum=`` confines it: |y - x|^2 <= 2 dt (phi - inf U), phi the least value met of what it
-    minimises. Then the bound is needed in that ball only. In other metrics, F has to be convex.
+    minimises. Then the bound is needed in that ball only, and on the line and in the plane branch and bound
+    searches the ball. In other metrics, F has to be convex.
 
     Args:
         tol: bound on the relative residual of the inner solver; by default 1e-10 (1e-4 on tokens in float32),
