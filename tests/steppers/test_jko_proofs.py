@@ -333,3 +333,15 @@ def test_modules_and_pairs_of_runs_take_local_steps_for_what_they_are() -> None:
         net = of.nn.Flow(pull, of.JKO(), t1=0.2, dt=0.1)
         assert net(mu).x.shape == (1, 1)  # nothing raises
     assert of.coupled(mu, nu, pull, of.JKO(), t1=0.2, dt=0.1).status == "local"
+
+
+def test_a_curvature_that_is_wrong_is_found_out_by_the_check_of_energies() -> None:
+    mu = of.Particles(normal(4, 2))
+    for F in CONVEX.values():
+        assert of.energies.check(F[0], mu)["curvature"] < 1e-6
+    for wrong in (
+        of.Potential(lambda x: -x.square().sum(-1), curvature=-1.0),
+        of.Interaction(lambda x, y: -(x - y).square().sum(-1), curvature=0.0),
+    ):
+        with pytest.raises(of.InputError, match="curvature"):
+            of.energies.check(wrong, mu)
