@@ -191,6 +191,11 @@ def number(value: float, name: str) -> float:
     return float(value)
 
 
+def optional(value: float | None, name: str) -> float | None:
+    """A finite real number, or None for one that is not known."""
+    return None if value is None else number(value, name)
+
+
 def positive(value: float, name: str) -> float:
     """A finite number above zero."""
     good = _is_number(value) and value > 0

@@ -11,8 +11,10 @@ from torch import Tensor
 STATUSES = (
     *("ok", "stopped", "blow_up", "max_iter", "stalled", "uncertified", "degenerate", "budget"),
     *("unstable", "invalid", "overflow"),
+    "local",  # a success: a minimiser near which no better one was met, not proved to be the best of all
 )
-HARMLESS = ("ok", "stopped", "blow_up")  # results, not failures
+ARRIVED = ("ok", "local")  # what was asked for is there
+HARMLESS = (*ARRIVED, "stopped", "blow_up")  # results, not failures
 
 
 def code(status: str) -> int:
@@ -37,10 +39,31 @@ def all_ok(status: Any) -> bool:
 
     >>> import numpy as np
     >>> from otflow.base.status import all_ok
-    >>> all_ok("ok"), all_ok(np.array(["ok", "stalled"]))
-    (True, False)
+    >>> all_ok("ok"), all_ok(np.array(["ok", "local"])), all_ok(np.array(["ok", "stalled"]))
+    (True, True, False)
     """
-    return bool(np.all(np.asarray(status) == "ok"))
+    return bool(np.all(arrived(status)))
+
+
+def arrived(status: Any) -> Any:
+    """Which members ended well, a numpy array of truth values: "ok", or "local" after JKO steps.
+
+    >>> from otflow.base.status import arrived
+    >>> arrived(["ok", "local", "stopped"]).tolist()
+    [True, True, False]
+    """
+    return np.isin(np.asarray(status), ARRIVED)
+
+
+def graded(failed: Tensor, local: Tensor | None) -> Tensor:
+    """Status codes of what may have failed, and else may be no more than a local minimiser.
+
+    >>> import torch
+    >>> from otflow.base.status import graded, names
+    >>> names(graded(torch.tensor([0, 0, 3]), torch.tensor([False, True, True]))).tolist()
+    ['ok', 'local', 'max_iter']
+    """
+    return failed if local is None else merge(failed, code("local"), local)
 
 
 def summary(status: Any) -> str:

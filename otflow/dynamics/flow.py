@@ -240,7 +240,7 @@ def _trajectory(run: FlowRun, log: Recorder) -> Trajectory:
         measures=tuple(log.measures),
         observed={name: torch.stack(values) for name, values in log.observed.items()},
         certificates=log.certificate_table(),
-        status=status.names(run.codes),
+        status=status.names(status.graded(run.codes, run.local)),
         ended=run.ended,
         blow_up_time=torch.where(blown, run.ended, torch.full_like(run.ended, torch.nan)),
         message=run.message,

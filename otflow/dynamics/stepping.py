@@ -101,6 +101,7 @@ class FlowRun:
     memory: Memory = field(default_factory=Memory)
     steps: int = 0
     message: str = ""
+    local: Tensor | None = None  # (*batch,), bool: which members owe a step to a search without proof
     intact: bool = True  # if so no member has ended, which then need not be asked of the device; else unknown
 
     @property
@@ -136,7 +137,8 @@ def _some(
     run: FlowRun, problem: FlowProblem, limits: StepLimits, which: Tensor
 ) -> tuple[FlowRun, FlowProblem] | None:
     """The members that have not arrived, as a run of their own, once they are few enough to be worth it."""
-    plain = run.memory.carry is None and limits.stop is None and not torch.is_grad_enabled()
+    whole = limits.stop is not None or run.local is not None
+    plain = run.memory.carry is None and not whole and not torch.is_grad_enabled()
     many = which.ndim > 0 and which.numel() >= MANY
     field = problem.field.pick(which) if plain and many and which.sum() <= FEW * which.numel() else None
     if field is None:
@@ -263,8 +265,14 @@ def _accept(old: FlowRun, new: FlowRun, step: Step, *, adaptive: bool) -> FlowRu
         where_to = f"t = {float(old.t.max()):.17g}, dt = {float(old.dt.min()):.3g}, |x| = {size:.3g}"
         left = f"the state leaves the finite numbers after {where_to}"
         message = left if bool(_gone(codes).any()) else step.message
-    kept = replace(new, mu=mu, t=t, codes=old.codes, message=message)
+    local = _either(old.local, None if step.local is None else keep & step.local)
+    kept = replace(new, mu=mu, t=t, codes=old.codes, message=message, local=local)
     return replace(mark(kept, codes, codes > 0, old.t), intact=old.intact and not failing)
+
+
+def _either(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """a or b, where None is false."""
+    return a if b is None else b if a is None else a | b
 
 
 def _gone(codes: Tensor) -> Tensor:

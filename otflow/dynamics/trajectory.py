@@ -37,6 +37,7 @@ class Trajectory:
         certificates: name -> worst value since the previous save time, (T, *batch) or (T,); 0 at the start,
             where nothing has happened yet.
         status: how the run ended: "ok", "stopped", "blow_up", "unstable", ...; an array of these for a batch.
+            "local" is "ok" but for JKO steps that are not proved to be the best of all.
         blow_up_time: time of the last finite state of the members that blew up, by the shortest steps that
             were taken, else NaN; (*batch,).
         ended: time at which a member ended early, else NaN; (*batch,). The last entry of a batch that ended
@@ -144,8 +145,8 @@ class Trajectory:
         """Consecutive runs as one: each starts when and where the one before has ended.
 
         The shared time is kept once, with what was observed and certified before it. A certificate that only
-        some of the runs have is NaN, not known, in the others. How it ended is told by the last run, all
-        messages are kept, and steps add up.
+        some of the runs have is NaN, not known, in the others. How it ended is told by the last run, except
+        that "ok" after "local" is "local"; all messages are kept, and steps add up.
 
         >>> import otflow as of
         >>> pull = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
@@ -341,11 +342,16 @@ def _joined(one: Trajectory, two: Trajectory) -> Trajectory:
             name: _glued(one.certificates.get(name), two.certificates.get(name), len(one), len(two))
             for name in sorted({*one.certificates, *two.certificates})
         },
+        status=_plain(np.where(_after_local(one, two), "local", two.status)),
         message="; ".join(filter(None, (one.message, two.message))),
         steps=one.steps + two.steps,
         shared=tuple(sorted({*one.shared, *two.shared})),
         origin=_common(one.origin, two.origin),
     )
+
+
+def _after_local(one: Trajectory, two: Trajectory) -> np.ndarray:
+    return (np.asarray(one.status) == "local") & (np.asarray(two.status) == "ok")
 
 
 def _common(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import torch
 
 from otflow.base import checks
+from otflow.base.spaces import Euclidean
+from otflow.base.tangent import Tangent
 from otflow.energies.base import Energy
-from otflow.measures import Measure, contract
+from otflow.measures import Measure, Particles, contract
+
+LENGTHS = (0.1, 1.0, 10.0)  # of the moves whose second differences are held against bounds; chosen
 
 
 def check(energy: Energy, mu: Measure) -> dict[str, float]:
     """Try out what flows and JKO steps ask of an energy; for energies of your own.
 
     The value has the shape of the batch; batches give what their members give, however many axes stand in
-    front; nothing is changed or remembered; the differential is the derivative, found by differences.
+    front; nothing is changed or remembered; the differential is the derivative, found by differences; on
+    particles in R^d second differences keep to `curvature_bounds`, which proofs of JKO steps rest on.
 
     Args:
         energy: yours.
@@ -47,4 +52,23 @@ def check(energy: Energy, mu: Measure) -> dict[str, float]:
     rule = "its differential is not the slope of its value"
     remedy = "mend differential(mu), or leave it out; in the value, keep to torch and to what is smooth"
     errors["differential"] = contract.holds(found, limit, energy, rule, remedy)
+    if isinstance(mu, Particles) and isinstance(mu.space, Euclidean):
+        errors["curvature"] = _beyond(energy, mu, u, limit)
     return errors
+
+
+def _beyond(energy: Energy, mu: Measure, u: Tangent, limit: float) -> float:
+    """By how much second differences of short and long moves leave the bounds, relative to the values."""
+    worst = 0.0
+    for length in LENGTHS:
+        v = u * length
+        with torch.no_grad():
+            values = [energy(mu.move(-v)), energy(mu), energy(mu.move(v))]
+            second, size = values[0] - 2 * values[1] + values[2], mu.inner(v, v)
+            low, high = (torch.as_tensor(b).to(second) for b in energy.curvature_bounds(mu))
+            off = torch.maximum(low * size - second, second - high * size).clamp(min=0)
+        whole = torch.stack([*(a.abs() for a in values), second.abs()]).amax(0)
+        worst = max(worst, float(off / whole) if float(whole) > 0 else 0.0)
+    rule = "its second differences leave its curvature_bounds"
+    remedy = "pass curvature= as a number that no eigenvalue of D^2 is below, or mend curvature_bounds(mu)"
+    return contract.holds(worst, limit, energy, rule, remedy)

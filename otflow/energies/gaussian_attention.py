@@ -9,6 +9,7 @@ With symmetric A = -V (compare Sander et al. 2022; Castin, Ablin, Carrillo and P
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from otflow.base.linalg import contraction
 from otflow.base.matrices import fitting, one_square
 from otflow.base.parameters import Derived
 from otflow.base.tangent import Tangent
-from otflow.energies.base import Energy, MatrixEnergy, refuse_density
+from otflow.energies.base import Bounds, Energy, MatrixEnergy, refuse_density
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.transport.bures.entropic import excess
 from otflow.transport.entropic.costs import BilinearCost
@@ -58,6 +59,11 @@ class SquaredScores(MatrixEnergy):
         M = _second_moments(mu)
         A = fitting(self.A, "A", M.shape[-1], M)
         return ((A @ M) * (M @ A)).sum((-1, -2)) / 4
+
+    def curvature_bounds(self, mu: Measure) -> Bounds:
+        """For A = B^2 or -B^2 and M = X X^T, F is |BX|^4 / 4 in the Schatten norm, and X moves linearly."""
+        good = torch.equal(self.A, self.A.mT) and (_semidefinite(self.A) or _semidefinite(-self.A))
+        return (0.0 if good else -math.inf), math.inf
 
 
 class SelfTransport(MatrixEnergy):
@@ -119,6 +125,11 @@ class SelfTransport(MatrixEnergy):
             )
         return super().differential(mu)
 
+    def curvature_bounds(self, mu: Measure) -> Bounds:
+        """For A = B^2 a sum over singular values s of BR of functions of s that are convex and even."""
+        good = isinstance(mu, Gaussian) and _semidefinite(self.A)
+        return (0.0 if good else -math.inf), math.inf
+
     def __repr__(self) -> str:
         return f"SelfTransport(d={len(self.A)}, eps={self.eps:g})"
 
@@ -156,8 +167,18 @@ class L2Energy(Energy):
         KR = fitting(self.K, "K", mu.d, mu.root) @ mu.root
         return self.c**2 / 4 * _spectral(KR.mT @ KR, _l2_value, _l2_slope)
 
+    def curvature_bounds(self, mu: Measure) -> Bounds:
+        """A sum over singular values s of KR of 2 s^2 - log(1 + 2 s^2), whose slope grows."""
+        return 0.0, math.inf
+
     def __repr__(self) -> str:
         return f"L2Energy(K={tuple(self.K.shape)}, c={self.c:g})"
+
+
+def _semidefinite(A: Tensor) -> bool:
+    eigenvalues = torch.linalg.eigvalsh(A.detach())
+    rounding = len(A) * torch.finfo(A.dtype).eps * eigenvalues.abs().max()
+    return bool(eigenvalues[0] >= -rounding)
 
 
 def _second_moments(mu: Measure) -> Tensor:

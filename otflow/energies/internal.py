@@ -12,7 +12,7 @@ from torch import Tensor
 from otflow.base import checks
 from otflow.base.errors import DerivativeError
 from otflow.base.tangent import Tangent
-from otflow.energies.base import Energy
+from otflow.energies.base import Bounds, Energy
 from otflow.measures import Gaussian, Grid, Measure
 
 
@@ -46,6 +46,14 @@ class Internal(Energy):
     def __call__(self, mu: Measure) -> Tensor:
         return integral(mu, self)
 
+    def curvature_bounds(self, mu: Measure) -> Bounds:
+        """Convex along optimal maps if r^d U(r^-d) is convex and falls (McCann 1997, Condition 1.1)."""
+        return (0.0 if self.displacement_convex(mu.probe().shape[-1]) else -math.inf), math.inf
+
+    def displacement_convex(self, d: int) -> bool:
+        """Whether r^d U(r^-d) is convex and falls in r; an energy of your own may know."""
+        return False
+
 
 class Entropy(Internal):
     """F(mu) = int rho log rho; its flow in W2 is the heat equation, d/dt rho = Laplace rho.
@@ -62,6 +70,9 @@ class Entropy(Internal):
 
     def slope(self, rho: Tensor) -> Tensor:
         return rho.log() + 1
+
+    def displacement_convex(self, d: int) -> bool:
+        return True
 
     def density(self, p: Tensor) -> Tensor:
         return (p - 1).exp()
@@ -94,6 +105,9 @@ class PorousMedium(Internal):
 
     def slope(self, rho: Tensor) -> Tensor:
         return self.m / (self.m - 1) * rho ** (self.m - 1)
+
+    def displacement_convex(self, d: int) -> bool:
+        return self.m >= 1 - 1 / d
 
     def density(self, p: Tensor) -> Tensor:
         base = (self.m - 1) / self.m * p
@@ -128,6 +142,9 @@ class DensityBound(Internal):
     def U(self, rho: Tensor) -> Tensor:
         over = rho > self.limit * (1 + 1e-9)  # rounding is not a crowd
         return torch.where(over, torch.full_like(rho, math.inf), torch.zeros_like(rho))
+
+    def displacement_convex(self, d: int) -> bool:
+        return True
 
     def slope(self, rho: Tensor) -> Tensor:
         raise DerivativeError("a density bound has no differential; use JKO() on a Grid or on Quantiles.")

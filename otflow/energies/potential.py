@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.enclosures import enclosed, everywhere
 from otflow.base.tables import named
-from otflow.energies.base import Energy, called, trust_nodes
+from otflow.energies.base import Bounds, Energy, called, trust_nodes
 from otflow.measures import Measure
+
+BoxBound: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class Potential(Energy):
@@ -18,6 +23,11 @@ class Potential(Energy):
 
     Args:
         U: (*batch, n, d) -> (*batch, n), written with torch operations.
+        curvature: what is known of D^2 U, for proofs that a JKO step is the best of all: a number that no
+            eigenvalue is below, negative where U is not convex; or a function of the corners of boxes,
+            (*batch, n, d) each and possibly infinite, that gives such a number for each, (*batch, n). If left
+            out it is found by interval arithmetic where U is made of sums, products and elementary functions.
+        infimum: a number that U is nowhere below; likewise.
 
     >>> from otflow import Potential
     >>> from otflow import Gaussian
@@ -27,8 +37,16 @@ class Potential(Energy):
     5.0
     """
 
-    def __init__(self, U: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        U: Callable[[Tensor], Tensor],
+        *,
+        curvature: float | BoxBound | None = None,
+        infimum: float | None = None,
+    ) -> None:
         self.U = checks.function(U, "U")
+        self.curvature = curvature if callable(curvature) else checks.optional(curvature, "curvature")
+        self.infimum = checks.optional(infimum, "infimum")
 
     def __call__(self, mu: Measure) -> Tensor:
         trust_nodes(mu, self._integral, lambda mu: self._integral(mu, absolute=True))
@@ -42,10 +60,46 @@ class Potential(Energy):
             torch.is_grad_enabled() and called(self.U, "U(x)", mu.probe().detach()).requires_grad
         )
 
+    def curvature_bounds(self, mu: Measure) -> Bounds:
+        probe = mu.probe().detach()
+        if self.curvature is None:
+            known = everywhere(self.U, probe)
+            return (-math.inf, math.inf) if known is None else (known.low[..., 0], known.high[..., 0])
+        whole = torch.full_like(probe, torch.inf)
+        low, high = self.on_boxes(-whole, whole)
+        return low[..., 0], high[..., 0]
+
+    def on_boxes(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Bounds of the eigenvalues of D^2 U on boxes, (*batch, n) each; infinite where none is known."""
+        none = torch.full_like(lower[..., 0], -torch.inf)
+        if self.curvature is None:
+            known = enclosed(self.U, lower, upper)
+            return (none, -none) if known is None else (known.low, known.high)
+        if not callable(self.curvature):
+            return torch.full_like(none, self.curvature), -none
+        low = called(self.curvature, "curvature(lower, upper)", lower, upper)
+        if low.shape != none.shape:
+            rule = f"one number is needed for each of the boxes, {tuple(none.shape)}"
+            remedy = "take the least over the last axis"
+            checks.fail("curvature(lower, upper).shape", tuple(low.shape), rule, remedy)
+        return torch.where(low.isnan(), none, low), -none
+
+    def least(self, mu: Measure) -> Tensor:
+        """A number that U is nowhere below, (*batch,) or (); -inf where none is known."""
+        known = everywhere(self.U, mu.probe().detach()) if self.infimum is None else None
+        if known is not None:
+            return known.least[..., 0]
+        return mu.coords[0].new_tensor(-math.inf if self.infimum is None else self.infimum)
+
     def _integral(self, mu: Measure, *, absolute: bool = False) -> Tensor:
         x, w = mu.nodes()
-        u = called(self.U, "U(x)", x)
-        if u.shape != w.shape:
-            rule = f"U maps points {tuple(x.shape)} to one number each, {tuple(w.shape)}"
-            checks.fail("U(x).shape", tuple(u.shape), rule, "sum over the last axis in U")
+        u = self.values(x)
         return ((w * u).abs() if absolute else w * u).sum(-1)
+
+    def values(self, x: Tensor) -> Tensor:
+        """U at points (*batch, n, d), checked to be one number for each."""
+        u = called(self.U, "U(x)", x)
+        if u.shape != x.shape[:-1]:
+            rule = f"U maps points {tuple(x.shape)} to one number each, {tuple(x.shape[:-1])}"
+            checks.fail("U(x).shape", tuple(u.shape), rule, "sum over the last axis in U")
+        return u

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.matrices import fitting, of_energy, squares
 from otflow.base.parameters import Derived
 from otflow.base.tangent import Tangent
-from otflow.energies.base import Energy
+from otflow.energies.base import Bounds, Energy
 from otflow.energies.interaction import Interaction
 from otflow.energies.potential import Potential
 from otflow.measures import Gaussian, Measure
@@ -54,6 +55,18 @@ class QuadraticPotential(Potential):
     def __call__(self, mu: Measure) -> Tensor:
         return _spread(mu, self.A, "A", self.b)
 
+    def curvature_bounds(self, mu: Measure) -> Bounds:
+        eigenvalues = _eigenvalues(self.A, mu)
+        return eigenvalues[..., 0], eigenvalues[..., -1]
+
+    def on_boxes(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        eigenvalues = torch.linalg.eigvalsh(self.A.detach()).to(lower)[..., None, :]
+        return eigenvalues[..., 0].expand(lower.shape[:-1]), eigenvalues[..., -1].expand(lower.shape[:-1])
+
+    def least(self, mu: Measure) -> Tensor:
+        low = _eigenvalues(self.A, mu)[..., 0]
+        return torch.where(low >= 0, torch.zeros_like(low), -torch.inf)
+
     def __repr__(self) -> str:
         return f"QuadraticPotential(d={self.A.shape[-1]})"
 
@@ -79,6 +92,10 @@ class QuadraticInteraction(Interaction):
     def __call__(self, mu: Measure) -> Tensor:
         return _spread(mu, self.K, "K", None)
 
+    def curvature_bounds(self, mu: Measure) -> Bounds:
+        eigenvalues = _eigenvalues(self.K, mu)  # and 0, of common translations
+        return eigenvalues[..., 0].clamp(max=0), eigenvalues[..., -1].clamp(min=0)
+
     def differential(self, mu: Measure) -> Tangent:
         return Energy.differential(self, mu)  # O(n) by way of the covariance, not of all pairs
 
@@ -96,6 +113,10 @@ def _spread(mu: Measure, A: Tensor, name: str, about: Tensor | None) -> Tensor:
     A = fitting(A, name, x.shape[-1], x)
     c = (w[..., None] * x).sum(-2) if about is None else about
     return (w * half_square(x - c[..., None, :], A)).sum(-1)
+
+
+def _eigenvalues(A: Tensor, mu: Measure) -> Tensor:
+    return torch.linalg.eigvalsh(A.detach()).to(mu.coords[0])
 
 
 def half_square(x: Tensor, A: Tensor) -> Tensor:

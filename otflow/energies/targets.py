@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,12 +12,12 @@ from otflow.base.kernels import row_tiles
 from otflow.base.linalg import procrustes
 from otflow.base.spaces import Euclidean, Space
 from otflow.base.tangent import Tangent
-from otflow.energies.base import Energy, gradient
+from otflow.energies.base import Bounds, Energy, gradient
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.measures.base import copied
 from otflow.transport.bures.roots import equal_width
 from otflow.transport.comparable import Pair, atoms, pair, side_by_side
-from otflow.transport.discrepancy import Kernel, admit_kernel, kernel_values, mmd
+from otflow.transport.discrepancy import GaussianKernel, Kernel, admit_kernel, kernel_values, mmd
 from otflow.transport.entropic.options import Sinkhorn, as_options
 from otflow.transport.entropic.sinkhorn import sinkhorn_divergence
 from otflow.transport.exact.wasserstein import wasserstein
@@ -177,6 +179,13 @@ class MMD(Towards):
     def __call__(self, mu: Measure) -> Tensor:
         self.admit(mu)
         return mmd(mu, self.target, self.kernel).square() / 2
+
+    def curvature_bounds(self, mu: Measure) -> Bounds:
+        """D^2 k of a Gaussian kernel has eigenvalues in [-1, 2 e^(-3/2)] / scale^2; mu and target add up."""
+        if not isinstance(self.kernel, GaussianKernel):
+            return super().curvature_bounds(mu)
+        bound = (1 + 2 * math.exp(-1.5)) / self.kernel.scale**2
+        return -bound, bound
 
     def differential(self, mu: Measure) -> Tangent:
         self.admit(mu)

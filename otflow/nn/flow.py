@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from otflow.base import checks
+from otflow.base import checks, status
 from otflow.base.errors import FlowError
 from otflow.dynamics.flow import flow
 from otflow.fields import VelocityField
@@ -76,7 +76,7 @@ class Flow(nn.Module):
         save_at = None if self._jumps(start, end) and self.dt else [end]
         traj = flow(mu, field, self.stepper, t0=start, t1=end, dt=self.dt, save_at=save_at)
         found = set(np.atleast_1d(traj.status).ravel().tolist())
-        if found != {"ok"}:
+        if not status.all_ok(traj.status):
             raise FlowError(f"status {', '.join(sorted(found))} before t = {end:g}: {traj.message}.", traj)
         return traj.final
 

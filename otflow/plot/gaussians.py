@@ -36,7 +36,7 @@ from otflow.plot.style import (
 )
 
 # Colours of the ways in which a member can end; what is not here did not go well, and is dark.
-ENDINGS = {"ok": COLOURS[0], "stopped": COLOURS[2], "blow_up": COLOURS[1]}
+ENDINGS = {"ok": COLOURS[0], "local": COLOURS[0], "stopped": COLOURS[2], "blow_up": COLOURS[1]}
 FADED = (1, 1, 1, 0.45)  # lines are paler than dots
 HEAVY = 20_000  # from so many vertices on, lines are drawn as pixels
 RIM = "otflow-rim"  # marks the boundary of the semidefinite matrices and its centre, on the axes once

@@ -177,7 +177,7 @@ class Search(NamedTuple):
         """d(mu_T, nu_T) / d(mu_0, nu_0), infinite if nu_t blows up and 0 if nu_0 is mu_0; axes of nu."""
         start, traj = apart(self.mu0, plain(nu), self.p), self.prop.trajectory(nu)
         d = apart(self.end, self.mu0.at(traj.final.coords), self.p)
-        ended = torch.as_tensor(np.asarray(traj.status) != "ok", device=d.device)
+        ended = torch.as_tensor(~status.arrived(traj.status), device=d.device)
         still = start == 0
         return torch.where(still, 0.0, d / torch.where(still, 1.0, start)).masked_fill(ended, torch.inf)
 

@@ -57,9 +57,9 @@ class Coupled:
 
     @property
     def status(self) -> Any:
-        """How the runs ended: "ok", or what the one says that was not; an array of these for a batch."""
+        """How the runs ended: the worse of both, "ok" or "local" if all went well; an array for a batch."""
         first, second = np.broadcast_arrays(self.mu.status, self.nu.status)
-        both = np.where(first == "ok", second, first)
+        both = np.where((first == "ok") | ((first == "local") & (second != "ok")), second, first)
         return both.item() if both.ndim == 0 else both
 
     def __repr__(self) -> str:

@@ -87,7 +87,7 @@ class Propagator:
     def run(self, mu: Measure) -> Measure:
         """Phi(mu), for another mu too; `FlowError` if it does not reach the end."""
         traj = self.trajectory(mu)
-        bad = np.atleast_1d(np.asarray(traj.status) != "ok")
+        bad = np.atleast_1d(~status.arrived(traj.status))
         if bad.any():
             raise FlowError(
                 f"the flow map is not defined for {bad.sum()} of {bad.size} members: "

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from otflow.base.status import brief, names, summary
+from otflow.base.status import brief, graded, names, summary
 from otflow.base.tangent import Tangent
 from otflow.fields import Carry, VelocityField
 from otflow.measures import Measure
@@ -51,7 +51,8 @@ class Step:
     """The outcome of one step.
 
     ``dt`` is the time that was really advanced, 0 for members of a batch whose step was rejected;
-    ``dt_next`` is the proposal for the next one; ``failed`` holds status codes, 0 where all is well.
+    ``dt_next`` is the proposal for the next one; ``failed`` holds status codes, 0 where all is well;
+    ``local`` says where a minimiser is not proved to be the best of all, which is a success of its own kind.
     """
 
     mu: Measure
@@ -61,9 +62,10 @@ class Step:
     failed: Tensor | None = None
     message: str = ""
     certificate: Mapping[str, Tensor] = field(default_factory=dict)
+    local: Tensor | None = None  # (*batch,), bool
 
     def __repr__(self) -> str:
-        ended = "ok" if self.failed is None else summary(names(self.failed))
+        ended = "ok" if self.failed is None else summary(names(graded(self.failed, self.local)))
         return f"Step(to {self.mu!r}, dt={brief(self.dt)}, dt_next={brief(self.dt_next)}, status={ended!r})"
 
 

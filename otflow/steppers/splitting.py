@@ -107,15 +107,17 @@ class Extrapolated(Stepper):
 
 
 def joint(last: Step, steps: list[Step], memory: Memory) -> Step:
-    """The last of several steps, with the failures of all and their worst certificates."""
+    """The last of several steps, with the failures of all and their worst certificates: local if one is."""
     failed = [s.failed for s in steps if s.failed is not None]
     codes = torch.stack(torch.broadcast_tensors(*failed)).amax(0) if failed else None
+    local = [s.local for s in steps if s.local is not None]
+    unproved = torch.stack(torch.broadcast_tensors(*local)).any(0) if local else None
     guilty = [s for s in steps if s.failed is not None and bool((s.failed > 0).any())]
     message = (guilty or [last])[0].message
     worst: dict[str, Tensor] = {}
     for certificate in (s.certificate for s in steps):
         worst = _worst(worst, certificate)
-    return replace(last, memory=memory, failed=codes, message=message, certificate=worst)
+    return replace(last, memory=memory, failed=codes, message=message, local=unproved, certificate=worst)
 
 
 def _worst(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, Tensor]:

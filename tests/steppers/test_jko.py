@@ -303,7 +303,7 @@ def test_a_constant_matrix_measures_lengths() -> None:
 
 def test_a_step_that_is_not_convex_says_so() -> None:
     """A particle on top of a hill: standing still is stationary, but no minimum for large tau."""
-    hill = of.Potential(lambda x: -x.square().sum(-1) / 2 + x.square().sum(-1).square() / 4)
+    hill = of.Potential(lambda x: -x.square().sum(-1) / 2 + x.square().sum(-1).square() / 4, curvature=-1.0)
     mu = of.Particles([[0.0, 0.0]])
     assert of.jko_step(mu, hill, 0.5).status == "ok"
     move = of.jko_step(mu, hill, 2.0, on_failure="return")
@@ -493,7 +493,7 @@ def test_the_search_for_saddles_is_not_fooled_by_a_seed() -> None:
     x = torch.nn.functional.normalize(torch.randn(6, 3, dtype=torch.float64), dim=-1)
     assert (
         of.jko_step(of.Particles(x, space=of.Sphere()), of.ExponentialInteraction(np.eye(3)), 0.01).status
-        == "ok"
+        == "local"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from otflow.base import checks
-from otflow.base.status import names, summary
+from otflow.base.status import graded, names, summary
 from otflow.energies import Energy
 from otflow.measures import Measure
 from otflow.metrics import Metric
@@ -19,7 +19,8 @@ from otflow.metrics import Metric
 class MovementProblem:
     """min over nu of energy(nu) + d(nu, mu)^2 / (2 tau), d the distance of the metric.
 
-    ``tol`` and ``max_iter`` are None where the solver of the measure is to take its own.
+    ``tol`` and ``max_iter`` are None where the solver of the measure is to take its own. Searches that may
+    end in one minimum of several begin in ``starts`` places.
     """
 
     energy: Energy
@@ -27,6 +28,7 @@ class MovementProblem:
     tau: float
     tol: float | None = None
     max_iter: int | None = None
+    starts: int = 1
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,10 @@ class Move:
     ``cost`` is d(nu, mu)^2; ``residual`` the optimality residual, relative to the gradient that drives the
     step; ``gap`` the relative duality gap, where there is a dual; ``energy_gap`` is the energy of nu plus
     d^2/(2 tau) less the energy of mu, not positive; ``concavity`` is the largest -tau lambda met among
-    curvatures lambda of the energy (below 1, there is one minimiser as far as was seen); ``blur`` is the
+    curvatures lambda of the energy, a sample along the search that proves nothing; ``blur`` is the
     variance by which transport was blurred, 0 as a rule, where blur is possible; ``failed`` holds status
-    codes, 0 where the tolerance was reached; ``state`` is a warm start for the next step.
+    codes, 0 where the tolerance was reached; ``local`` says for which of these it is not proved that no other
+    measure is better, and is None where none can be; ``state`` is a warm start for the next step.
     """
 
     mu: Measure
@@ -51,6 +54,7 @@ class Move:
     energy_gap: Tensor | None = None
     concavity: Tensor | None = None
     blur: Tensor | None = None
+    local: Tensor | None = None  # (*batch,), bool
     state: Any = None
 
     def __repr__(self) -> str:
@@ -59,7 +63,7 @@ class Move:
     @property
     def status(self) -> Any:
         """How the solve ended, in words; an array of them for a batch."""
-        return names(self.failed)
+        return names(graded(self.failed, self.local))
 
 
 @singledispatch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,9 @@ from otflow.energies.base import gradient
 from otflow.measures import Measure, Particles
 from otflow.metrics import Metric
 from otflow.steppers.jko.base import Move, MovementProblem, minimise
+from otflow.steppers.jko.branch_and_bound import searched
+from otflow.steppers.jko.proof import UNPROVED, Separate, proved
+from otflow.steppers.jko.starts import joined, lowest, scattered, taken
 from otflow.steppers.jko.truncated_newton import Minimum, newton
 
 ITERATIONS = 100  # Newton steps unless the user says; chosen
@@ -77,6 +80,18 @@ class Displaced:
         least = 32 * torch.finfo(scale.dtype).eps * torch.maximum(self.far, alone)  # positions are rounded
         return torch.maximum(torch.sqrt(noise * torch.maximum(self.far, scale) * scale), least)
 
+    @cached_property
+    def height(self) -> Tensor:
+        """What a move as long as the coordinates would change in the energy, whose terms are of that size."""
+        return self.far * self.inner(self.drive, self.drive).sqrt()
+
+    @cached_property
+    def extent(self) -> Tensor:
+        """The length of the problem: the largest of spread, size of coordinates and explicit step, else 1."""
+        alone = self.problem.tau * self.inner(self.drive, self.drive).sqrt()
+        scale = torch.maximum(self.far, alone)  # the spread is at most twice the size
+        return torch.where(scale > 0, scale, torch.ones_like(scale))
+
     def rounding(self, curvature: Tensor) -> Tensor:
         """The noise of a gradient: positions are rounded, and the curvature of the energy passes that on."""
         own = (curvature - 1 / self.problem.tau).abs()
@@ -90,7 +105,8 @@ def displace(mu: Measure, problem: MovementProblem, start: Any = None) -> Move:
     rest = mu.coords * 0.0
     size = J.inner(J.drive, J.drive).sqrt()
     tol = problem.tol or (1e-10 if mu.dtype == torch.float64 else 1e-4)
-    found = newton(J, _start(J, rest, start), size, tol=tol, max_iter=problem.max_iter or ITERATIONS)
+    found = _search(J, _start(J, rest, start), size, tol)
+    found, local = _judged(J, found, size, tol)
     u = found.u
     # At rest there is no gradient to compare with: what is below rounding counts as solved.
     whole = size + found.noise / tol
@@ -101,10 +117,51 @@ def displace(mu: Measure, problem: MovementProblem, start: Any = None) -> Move:
         residual=residual,
         failed=found.failed,
         iterations=found.iterations,
-        message=_message(found, residual, size, tol),
+        message=_message(found, residual, size, tol, local),
         concavity=1 - problem.tau * found.least,
+        local=local,
         state=u,
     )
+
+
+def _search(J: Displaced, start: Tangent, size: Tensor, tol: float) -> Minimum:
+    """The best minimum that searches from ``start`` and from as many other places as asked for find."""
+    count, limit = J.problem.starts, J.problem.max_iter or ITERATIONS
+    if count == 1:
+        return newton(J, start, size, tol=tol, max_iter=limit)
+    many = Displaced(J.mu.expand(count, *J.mu.batch), J.problem)
+    places = scattered(start, count, J.extent, lambda u: many.inner(u, u).sqrt())
+    every = newton(many, places, size.expand(count, *J.mu.batch), tol=tol, max_iter=limit)
+    best = lowest(every, many.value(every.u))
+    each = Separate.of(J.mu, J.problem)
+    if each is None or each.mu.n == 1:
+        return best
+    heights = each.heights(each.mu.x + every.u[0])
+    return _better(J, best, Tangent([taken(every.u[0], heights.argmin(0))]), size, tol)
+
+
+def _judged(J: Displaced, found: Minimum, size: Tensor, tol: float) -> tuple[Minimum, Tensor]:
+    """What was found, or a better minimum, and for which members it is not proved to be the best one."""
+    good = proved(J.mu, J.problem, J.mu.exp(found.u))
+    each = None if bool(good.all()) else Separate.of(J.mu, J.problem)
+    best = None if each is None else searched(each, each.mu.x + found.u[0])
+    if each is None or best is None:
+        return found, ~good
+    found = _better(J, found, Tangent([best.z - each.mu.x]), size, tol)
+    z = each.mu.x + found.u[0]
+    height = each.heights(z).detach()
+    missed = (found.failed == 0) & best.above(height).any(
+        -1
+    )  # no search arrived at a better place that is known
+    found = replace(found, failed=torch.where(missed, code("stalled"), found.failed))
+    return found, ~(good | best.certain(z, height).all(-1))
+
+
+def _better(J: Displaced, found: Minimum, start: Tangent, size: Tensor, tol: float) -> Minimum:
+    """What was found, or what another search finds if that is better."""
+    other = newton(J, start, size, tol=tol, max_iter=J.problem.max_iter or ITERATIONS)
+    both = joined(found, other)
+    return lowest(both, torch.stack([J.value(found.u), J.value(other.u)]))
 
 
 def _start(J: Displaced, rest: Tangent, start: Any) -> Tangent:
@@ -116,7 +173,7 @@ def _start(J: Displaced, rest: Tangent, start: Any) -> Tangent:
     return u * better.to(rest[0].dtype)
 
 
-def _message(found: Minimum, residual: Tensor, size: Tensor, tol: float) -> str:
+def _message(found: Minimum, residual: Tensor, size: Tensor, tol: float, local: Tensor) -> str:
     if not bool(torch.isfinite(size).all()):
         return "JKO step: the energy has no finite gradient where the step starts; do particles coincide?"
     if bool((found.failed == code("uncertified")).any()):
@@ -124,6 +181,8 @@ def _message(found: Minimum, residual: Tensor, size: Tensor, tol: float) -> str:
             "the JKO step found a saddle: the inner problem is not convex there; take dt below 1 / |lambda|, "
             "lambda the lowest curvature of the energy"
         )
+    if not bool((found.failed > 0).any()):
+        return UNPROVED if bool(local.any()) else ""
     worst = (
         f"relative residual {float(residual.max()):.2e} after {found.iterations} iterations, tol = {tol:.1e}"
     )

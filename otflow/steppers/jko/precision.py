@@ -15,7 +15,7 @@ from torch import Tensor
 from otflow.base.errors import InputError
 from otflow.base.tangent import Tangent
 from otflow.energies import Energy, QuadraticInteraction, QuadraticPotential
-from otflow.energies.base import Sum
+from otflow.energies.base import Bounds, Sum
 from otflow.energies.internal import Internal
 from otflow.energies.quantiles import curvature
 from otflow.measures import Measure
@@ -40,6 +40,9 @@ class Asked(Energy):
 
     def wants_graph(self, mu: Measure) -> bool:
         return self.term.wants_graph(_single(mu))
+
+    def curvature_bounds(self, mu: Measure) -> Bounds:
+        return self.term.curvature_bounds(_single(mu))
 
 
 @curvature.register(Asked)

@@ -32,6 +32,7 @@ from otflow.measures.quantiles import Quantiles, Tridiagonal
 from otflow.metrics import Wasserstein
 from otflow.steppers.jko.base import Move, MovementProblem, minimise
 from otflow.steppers.jko.precision import SINGLE, Asked, doubled, in_double, rounded
+from otflow.steppers.jko.proof import UNPROVED, convex
 
 TOL = 1e-9
 COARSE = 1e-4  # with a bound on the density, if other terms are in single precision: what that leaves
@@ -47,8 +48,9 @@ def _(mu: Quantiles, problem: MovementProblem, start: Any = None) -> Move:
     ``residual`` is the Newton decrement, sqrt(g.H^-1 g / tau) for the gradient g of the objective, relative
     to the larger one of |grad F| and |u| / tau: near the minimiser, tau times their product is at least the
     distance to it in W2 if the energy is convex. A member whose Hessian is not positive definite somewhere on
-    the way is "uncertified": what was found may be one of several minima, or a saddle. The result has
-    derivatives with respect to mu and to parameters of the energy, by the implicit function theorem.
+    the way is "uncertified": what was found may be one of several minima, or a saddle. If it was, but is not
+    known to be so everywhere, the member is "local". The result has derivatives with respect to mu and to
+    parameters of the energy, by the implicit function theorem.
 
     Single precision is computed in double: where gaps are small next to x, it leaves no digit of them.
     """
@@ -66,14 +68,16 @@ def _minimise(mu: Quantiles, problem: MovementProblem, start: Any) -> Move:
     short = torch.where(stalled, code("stalled"), code("max_iter"))
     failed = torch.where(good, torch.where(newton.convex, 0, code("uncertified")), short)
     u = at.x - step.mu.x
+    local = ~convex(mu, problem)
     return Move(
         mu=mu.at([_attached(mu, step, at, newton)]),
         cost=step.squared(u),
         residual=newton.residual,
         failed=failed,
         iterations=iterations,
-        message="" if bool((failed == 0).all()) else _message(newton, iterations),
+        message=_message(newton, iterations, failed, local),
         gap=None if step.floor is None else _gap(step, at, newton),
+        local=local,
         state=u,
     )
 
@@ -363,7 +367,9 @@ def _has_parameters(step: _Step) -> bool:
     return step.energy is not None and step.energy.wants_graph(step.mu)
 
 
-def _message(newton: _Newton, iterations: int) -> str:
+def _message(newton: _Newton, iterations: int, failed: Tensor, local: Tensor) -> str:
+    if bool((failed == 0).all()):
+        return UNPROVED if bool(local.any()) else ""
     worst = newton.residual.max().item()
     convex = "" if bool(newton.convex.all()) else ", and the Hessian was not positive definite"
     return f"after {iterations} Newton iterations the residual is {worst:.2g}{convex}; halve dt"

@@ -28,6 +28,11 @@ class Objective(Protocol):
         """The distance over which differences of gradients are taken: above noise, below curvature."""
         ...
 
+    @property
+    def height(self) -> Tensor:
+        """The size of terms that may cancel in a value, which is rounded as they are."""
+        ...
+
     def value(self, u: Tangent) -> Tensor: ...
 
     def gradient(self, u: Tangent) -> Tangent: ...
@@ -143,7 +148,7 @@ def _probe(J: Objective, at: _Point) -> Tangent:
 def _search(J: Objective, at: _Point, p: Tangent, busy: Tensor) -> _Point:
     """Halve the step until J falls enough, or, where it cannot be told from rounding, its gradient does."""
     slope, norm = J.inner(at.g, p), J.inner(at.g, at.g)
-    slack = 100 * torch.finfo(slope.dtype).eps * at.value.abs()
+    slack = 100 * torch.finfo(slope.dtype).eps * torch.maximum(at.value.abs(), J.height)
     step = torch.where(busy, torch.ones_like(slope), torch.zeros_like(slope))
     best = replace(at, step=torch.zeros_like(step))
     waiting = busy
