@@ -258,8 +258,8 @@ MUTANTS = (
     Mutant(
         "failures are harmless",
         "base/status.py",
-        'HARMLESS = ("ok", "stopped", "blow_up"',
-        'HARMLESS = ("ok", "stopped", "unstable", "stalled", "blow_up"',
+        'HARMLESS = (*ARRIVED, "stopped", "blow_up"',
+        'HARMLESS = (*ARRIVED, "stopped", "unstable", "stalled", "blow_up"',
         "dynamics corpus",
     ),
     Mutant(

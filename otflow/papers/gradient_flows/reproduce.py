@@ -171,12 +171,12 @@ def _sphere_claims() -> list[Claim]:
 
 
 def _dissipation_claims(cases: Cases) -> list[Claim]:
-    """Along runs, at three times."""
+    """Along runs, at three times; the first ascent blows up at t = 0.27."""
     worst = {
         name: max(
             _rate_error(c._replace(mu=mu))
             for c in group
-            for mu in of.flow(c.mu, c.field, of.RK4(), t1=0.5, dt=0.25).measures
+            for mu in of.flow(c.mu, c.field, of.RK4(), t1=0.2, dt=0.02, save_at=[0.0, 0.1, 0.2]).measures
         )
         for name, group in cases.items()
     }
