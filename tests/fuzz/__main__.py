@@ -1,0 +1,48 @@
+"""`make fuzz`: new cases for a while, then the table of how they ended. Exit status 1 if any is a fault."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from fnmatch import fnmatchcase
+
+from tests.fuzz.engine import FAMILIES, GOOD, Tally, draw, judge, report, table
+from tests.fuzz.families import LOADED
+
+SHOWN = 3  # failures printed for each family: the rest is counted
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.fuzz")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for how long")
+    parser.add_argument("--seed", type=int, default=1, help="0 is what the tests take")
+    parser.add_argument("--family", default="*", help="a pattern, as for file names")
+    asked = parser.parse_args()
+    names = [name for name in sorted(FAMILIES) if fnmatchcase(name, asked.family)]
+    if not names:
+        parser.error(f"no family is called {asked.family}; there are {', '.join(sorted(FAMILIES))}")
+    tallies, end, index = {name: Tally() for name in names}, time.monotonic() + asked.seconds, 0
+    while time.monotonic() < end:
+        for name in names:
+            one(name, asked.seed, index, tallies[name])
+            if time.monotonic() >= end:
+                break
+        index += 1
+    sys.stdout.write(
+        f"{table(tallies)}\n{len(LOADED)} files of families, seed {asked.seed}, {index} rounds\n"
+    )
+    return int(any(t.count[end] for t in tallies.values() for end in t.count if end not in GOOD))
+
+
+def one(name: str, seed: int, index: int, tally: Tally) -> None:
+    case = draw(name, seed, index)
+    outcome = judge(case)
+    tally.add(outcome)
+    if outcome.end not in GOOD and sum(tally.count[end] for end in tally.count if end not in GOOD) <= SHOWN:
+        sys.stdout.write(report(name, seed, index, case, outcome) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
