@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.fuzz.families import bures, entropic_transport, exact_transport, fields
+from tests.fuzz.families import bures, closed_forms_attention, energies, entropic_transport, exact_transport, fields, measures
 
-LOADED = (bures, entropic_transport, exact_transport, fields)
+LOADED = (bures, closed_forms_attention, energies, entropic_transport, exact_transport, fields, measures)
