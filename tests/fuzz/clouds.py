@@ -12,15 +12,22 @@ class Cloud:
     """Tokens, and the code that makes particles of them."""
 
     def __init__(
-        self, rng: Rng, *, dtype: Any = None, batch: Any = None, label: bool = False, size: float = 1
-    ):
+        self,
+        rng: Rng,
+        *,
+        dtype: Any = None,
+        batch: Any = None,
+        label: bool = False,
+        size: float = 1,
+        massless: bool = True,
+    ) -> None:
         self.dtype = draws.precision(rng) if dtype is None else dtype
         self.batch = draws.batch(rng) if batch is None else batch
         n, d = draws.size(rng), draws.dimension(rng)
         shape = (*self.batch, n, d)
         self.x = draws.cloud(rng, shape, size).astype(self.dtype)
         shared = draws.chance(rng, 0.5)
-        self.w = draws.weights(rng, (n,) if shared else shape[:-1])
+        self.w = draws.weights(rng, (n,) if shared else shape[:-1], zeros=massless)
         self.label = draws.labels(rng, n) if label else None
         self.n, self.d, self.unit = n, d, draws.unit(self.dtype)
         if self.w is not None:

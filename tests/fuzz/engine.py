@@ -66,6 +66,7 @@ class Case:
 
 Maker = Callable[[np.random.Generator], Case]
 FAMILIES: dict[str, Maker] = {}
+SLOW: set[str] = set()  # families whose cases take tenths of a second
 
 
 def family(make: Maker) -> Maker:
@@ -77,8 +78,15 @@ def family(make: Maker) -> Maker:
     return make
 
 
+def slow_family(make: Maker) -> Maker:
+    """Adds a family that the fast tests leave out."""
+    SLOW.add(make.__name__)
+    return family(make)
+
+
 def draw(name: str, seed: int, index: int) -> Case:
-    return FAMILIES[name](np.random.default_rng([seed, zlib.crc32(name.encode()), index]))
+    with np.errstate(all="ignore"):
+        return FAMILIES[name](np.random.default_rng([seed, zlib.crc32(name.encode()), index]))
 
 
 def literal(value: Any) -> str:
@@ -103,16 +111,16 @@ class Hang(BaseException):
 
 
 @contextmanager
-def patience(seconds: int) -> Iterator[None]:
+def patience(seconds: float) -> Iterator[None]:
     def ring(*_: object) -> None:
         raise Hang
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 
@@ -129,7 +137,7 @@ def fresh(values: dict[str, Any]) -> dict[str, Any]:
     return {name: v.copy() if isinstance(v, np.ndarray) else v for name, v in values.items()}
 
 
-def judge(case: Case, seconds: int = PATIENCE) -> Outcome:
+def judge(case: Case, seconds: float = PATIENCE) -> Outcome:
     """Runs a case and says how it ended."""
     torch.manual_seed(0)
     try:

@@ -7,18 +7,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fuzz.engine import FAMILIES, GOOD, Case, compare, draw, judge, report, run
-from tests.fuzz.families import LOADED
+from tests.fuzz import coverage, families
+from tests.fuzz.engine import FAMILIES, GOOD, SLOW, Case, compare, draw, judge, report, run
 
 SEED = 0
-assert LOADED  # which fills FAMILIES
 ROUNDS = 3  # cases of each family in `make test`; all of them together take a few seconds
+MORE = 20  # in `make slow`
+EVERY = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in sorted(FAMILIES)]
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize("name", EVERY)
 def test_public_names_agree_with_independent_oracles_or_refuse_in_words(name: str) -> None:
+    check(name, range(ROUNDS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_more_cases_agree_or_are_refused_in_words(name: str) -> None:
+    check(name, range(ROUNDS, MORE))
+
+
+def check(name: str, indices: range) -> None:
     ends = []
-    for index in range(ROUNDS):
+    for index in indices:
         case = draw(name, SEED, index)
         outcome = judge(case)
         assert outcome.end in GOOD, "\n" + report(name, SEED, index, case, outcome)
@@ -48,7 +59,7 @@ FAULTS: dict[str, tuple[Case, str]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_kind_of_fault_is_seen(name: str) -> None:
     one, end = FAULTS[name]
-    assert judge(one, seconds=1).end == end
+    assert judge(one, seconds=0.3).end == end
 
 
 def test_a_bound_of_zero_allows_equal_numbers_only() -> None:
@@ -74,3 +85,15 @@ def test_numbers_of_a_case_are_out_of_reach_of_its_code() -> None:
     one = case("x[:] = 2.0\nx.sum()", x=np.ones(2))
     run(one)
     assert one.values["x"].tolist() == [1.0, 1.0]
+
+
+def test_every_public_name_is_in_the_code_of_a_case_or_has_a_reason_why_not() -> None:
+    used, wanted = coverage.used(), coverage.public()
+    missing = sorted(set(wanted) - used - set(coverage.WITHOUT))
+    assert not missing, f"public names that no family of {families.__name__} uses: {missing}"
+
+
+def test_reasons_are_given_only_where_they_are_needed() -> None:
+    public = coverage.public()
+    assert sorted(set(coverage.WITHOUT) - set(public)) == []
+    assert sorted(set(coverage.WITHOUT) & coverage.used()) == []

@@ -2,6 +2,34 @@
 
 from __future__ import annotations
 
-from tests.fuzz.families import bures, closed_forms_attention, energies, entropic_transport, exact_transport, fields, measures
+from tests.fuzz.families import (
+    bures,
+    closed_forms_attention,
+    closed_forms_diffusion,
+    energies,
+    entropic_transport,
+    exact_transport,
+    fields,
+    flows,
+    gaussian_fields,
+    measures,
+    metrics,
+    minimising_movements,
+    stability,
+)
 
-LOADED = (bures, closed_forms_attention, energies, entropic_transport, exact_transport, fields, measures)
+LOADED = (
+    bures,
+    closed_forms_attention,
+    closed_forms_diffusion,
+    energies,
+    entropic_transport,
+    exact_transport,
+    fields,
+    flows,
+    gaussian_fields,
+    measures,
+    metrics,
+    minimising_movements,
+    stability,
+)

@@ -81,7 +81,8 @@ def sinkhorn_rate_by_inverses(rng: Rng) -> Case:
     V, eps = draws.matrix(rng, d, d), float(10 ** rng.uniform(0, 1))
     Y = V @ bistochastic(S, A, eps) / eps
     return Case(
-        f"{C}.sinkhorn_rate_inverse_left(S, A, V, eps={eps!r}), {C}.sinkhorn_rate_inverse_right(S, A, V, eps={eps!r})",
+        f"{C}.sinkhorn_rate_inverse_left(S, A, V, eps={eps!r}), {C}.sinkhorn_rate_inverse_right(S, A, V, "
+        f"eps={eps!r})",
         {"S": S, "A": A, "V": V},
         lambda: (Y + Y.T, Y + Y.T),
         lambda: 1e-9 * top(V) * top(S) ** 2 * eps,
@@ -112,13 +113,16 @@ def energies_of_covariances(rng: Rng) -> Case:
     G = ENERGIES[kind]
     H = draws.symmetric(rng, d)
     h = 1e-4 * np.linalg.eigvalsh(S)[0] / top(H)
-    slope = (8 * (G(S + h * H, A, eps) - G(S - h * H, A, eps)) - (G(S + 2 * h * H, A, eps) - G(S - 2 * h * H, A, eps)))
+    slope = 8 * (G(S + h * H, A, eps) - G(S - h * H, A, eps)) - (
+        G(S + 2 * h * H, A, eps) - G(S - 2 * h * H, A, eps)
+    )
     slope = slope / (12 * h)
     word = "A[None]" if kind == "multihead" else "A"
     extra = f", eps={eps!r}" if kind == "sinkhorn" else ""
     size = top(S) ** 2 * top(A) ** 2 * d**2
     return Case(
-        f"B = {C}.{kind}_descent(S, {word}{extra})\n{C}.{kind}_energy(S, {word}{extra}), (B * torch.from_numpy(H)).sum() / -2",
+        f"B = {C}.{kind}_descent(S, {word}{extra})\n{C}.{kind}_energy(S, {word}{extra}), "
+        "(B * torch.from_numpy(H)).sum() / -2",
         {"S": S, "A": A, "H": H},
         lambda: (G(S, A, eps), slope),
         lambda: (1e-11 * size, 1e-10 * size / h * 1e-2 + 1e-8 * size),
@@ -147,7 +151,7 @@ def softmax_paths(rng: Rng) -> Case:
     A = draws.matrix(rng, d, d)
     H = A + A.T
     root = np.real(scipy.linalg.sqrtm(S))
-    values, vectors = np.linalg.eigh(root @ H @ root)
+    values = np.linalg.eigvalsh(root @ H @ root)
     clear = abs(values[-1]) > 1e-6 * top(H)
     when = 1 / values[-1] if values[-1] > 0 and clear else np.inf
     before = 1 / values[0] if values[0] < -1e-6 else -np.inf
@@ -156,13 +160,13 @@ def softmax_paths(rng: Rng) -> Case:
     G = np.linalg.inv(np.eye(d) - t * S @ H)
     growth = norm_between(G, S, (path + path.T) / 2)
     size = top(path) * top(S, np.linalg.inv(S)) * d**2
+    late = np.inf if not clear else 1e-9 * when if np.isfinite(when) else 0.0
     return Case(
-        f"{C}.softmax_path(S, A, {t!r}), {C}.softmax_path_sensitivity(S, A, {t!r}), {C}.softmax_blow_up_time(S, A)",
+        f"{C}.softmax_path(S, A, {t!r}), {C}.softmax_path_sensitivity(S, A, {t!r}), "
+        f"{C}.softmax_blow_up_time(S, A)",
         {"S": S, "A": A},
         lambda: (path, growth, when),
-        lambda: (1e-10 * size, 1e-7 * growth * size, 1e-9 * when if clear and np.isfinite(when) else 0.0)
-        if clear
-        else (1e-10 * size, 1e-7 * growth * size, np.inf),
+        lambda: (1e-10 * size, 1e-7 * growth * size, late),
     )
 
 
@@ -214,7 +218,9 @@ def softmax_at_the_end(rng: Rng) -> Case:
     u = u * np.sign(u[abs(u).argmax()])
     stretch = np.linalg.norm(root @ w) * np.linalg.norm(np.linalg.solve(root, w))
     gap = 1.0 if d == 1 else (values[-1] - values[-2]) / values[-1]
-    bound = d / (2 * np.linalg.eigvalsh(B)[0] * np.linalg.eigvalsh(V)[0] ** 2 * np.trace(np.linalg.solve(V, S)))
+    bound = d / (
+        2 * np.linalg.eigvalsh(B)[0] * np.linalg.eigvalsh(V)[0] ** 2 * np.trace(np.linalg.solve(V, S))
+    )
     loose = 1e-10 / max(gap, 1e-6)
     return Case(
         f"{C}.softmax_limit(S, A), {C}.softmax_limit_rank(S, A), {C}.softmax_limit_rank_bound(A), "
@@ -226,11 +232,23 @@ def softmax_at_the_end(rng: Rng) -> Case:
             *(limit, d - r, d - r, u, np.outer(u, u) / values[-1], stretch, bound),
             *(np.trace(np.linalg.solve(V, S)), np.trace(2 * S @ B @ S)),
         ),
-        lambda: (1e-9, 0.0, 0.0, loose * top(u), loose * top(u) ** 2, loose * stretch, 1e-11 * bound, 1e-9, 1e-9),
+        lambda: (
+            1e-9,
+            0.0,
+            0.0,
+            loose * top(u),
+            loose * top(u) ** 2,
+            loose * stretch,
+            1e-11 * bound,
+            1e-9,
+            1e-9,
+        ),
     )
 
 
-def solved(f: Callable[[float], float], slope: Callable[[float], float], s0: float, t: float) -> tuple[float, float]:
+def solved(
+    f: Callable[[float], float], slope: Callable[[float], float], s0: float, t: float
+) -> tuple[float, float]:
     """s(t) of s' = f(s), and d sqrt(s)(t) / d sqrt(s)(0) by the equation of first variation."""
     found = solve_ivp(
         lambda _, y: [f(y[0]), slope(y[0]) * y[1]], (0, t), [s0, 1.0], method="DOP853", rtol=1e-12, atol=1e-14
@@ -242,7 +260,9 @@ def solved(f: Callable[[float], float], slope: Callable[[float], float], s0: flo
 @family
 def variances_on_the_line(rng: Rng) -> Case:
     """s(t) and d sigma(t) / d sigma(0) under softmax, L2 and Sinkhorn attention, by scipy's integrator."""
-    s0, a, v, k, q = (float(c) for c in (rng.uniform(0.2, 2), rng.normal(), rng.normal(), *rng.normal(size=2)))
+    s0, a, v, k, q = (
+        float(c) for c in (rng.uniform(0.2, 2), rng.normal(), rng.normal(), *rng.normal(size=2))
+    )
     eps = float(rng.uniform(0.5, 3))
     blow = 2 * v * a * s0
     t = float(rng.uniform(0.05, 0.8) * (min(1.0, 1 / blow) if blow > 0 else 1.0))
@@ -266,8 +286,10 @@ def variances_on_the_line(rng: Rng) -> Case:
     when = 1 / blow if blow > 0 else np.inf
     loose = 1e-8 * (1 + soft[0] + l2[0] + sink[0])
     return Case(
-        f"x, y, z = ({s0!r}, {a!r}, {v!r}, {t!r}), ({s0!r}, {q!r}, {k!r}, {v!r}, {t!r}), ({s0!r}, {a!r}, {v!r}, {t!r})\n"
-        f"{C}.softmax_variance(*x), {C}.softmax_sensitivity(*x), {C}.l2_variance(*y), {C}.l2_sensitivity(*y), "
+        f"x, y, z = ({s0!r}, {a!r}, {v!r}, {t!r}), ({s0!r}, {q!r}, {k!r}, {v!r}, {t!r}), ({s0!r}, {a!r}, "
+        f"{v!r}, {t!r})\n"
+        f"{C}.softmax_variance(*x), {C}.softmax_sensitivity(*x), {C}.l2_variance(*y), "
+        f"{C}.l2_sensitivity(*y), "
         f"{C}.sinkhorn_variance(*z, eps={eps!r}), {C}.sinkhorn_sensitivity(*z, eps={eps!r}), "
         f"{C}.softmax_variance_blow_up(*x[:3])",
         {},
@@ -284,7 +306,8 @@ def kernels_at_small_temperature(rng: Rng) -> Case:
     cross = entropic_gaussians(np.zeros(d), S, np.zeros(d), S, 2 * eps)[2]
     slope = (np.linalg.solve(S, cross).T - np.eye(d)) / eps
     return Case(
-        f"{C}.score(S), {C}.l2_displacement(S, {eps!r}), {C}.sinkhorn_displacement(S, {eps!r}), {C}.heat_path(S, {t!r})",
+        f"{C}.score(S), {C}.l2_displacement(S, {eps!r}), {C}.sinkhorn_displacement(S, {eps!r}), "
+        f"{C}.heat_path(S, {t!r})",
         {"S": S},
         lambda: (-np.linalg.inv(S), -np.linalg.inv(S + eps * np.eye(d)), slope, S + 2 * t * np.eye(d)),
         lambda: 1e-10 * top(S, np.linalg.inv(S)) ** 2,
@@ -299,7 +322,8 @@ def entropic_closed_forms(rng: Rng) -> Case:
     values, U = np.linalg.eigh(S)
     rate = (U * (np.sqrt(16 * values + eps**2) - np.sqrt(16 * values**2 + eps**2))) @ U.T
     return Case(
-        f"{C}.entropic_cross(S, T, {eps!r}), {C}.entropic_value(S, T, {eps!r}, shift=h), {C}.debiased_rate(S, {eps!r})",
+        f"{C}.entropic_cross(S, T, {eps!r}), {C}.entropic_value(S, T, {eps!r}, shift=h), "
+        f"{C}.debiased_rate(S, {eps!r})",
         {"S": S, "T": T, "h": h},
         lambda: (cross, value, rate),
         lambda: 1e-10 * (top(S, T) + top(h) ** 2 + eps) * d,
@@ -311,10 +335,13 @@ def twisted_energy_by_quadrature(rng: Rng) -> Case:
     """(1/2) E exp(a x y) for independent x and y on the line, by the trapezoidal rule."""
     s, a = float(rng.uniform(0.3, 2)), float(rng.normal())
     a = float(np.clip(a, -0.6 / s, 0.6 / s))
-    z = np.linspace(-14, 14, 701)
-    p = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) * (z[1] - z[0])
-    value = (p[:, None] * p * np.exp(a * s * np.outer(z, z))).sum() / 2
-    return Case(f"{C}.twisted_energy([[{s!r}]], [[{a!r}]])", {}, lambda: value, lambda: 1e-11)
+
+    def value() -> float:
+        z = np.linspace(-14, 14, 701)
+        p = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) * (z[1] - z[0])
+        return float((p[:, None] * p * np.exp(a * s * np.outer(z, z))).sum() / 2)
+
+    return Case(f"{C}.twisted_energy([[{s!r}]], [[{a!r}]])", {}, value, lambda: 1e-11)
 
 
 @family

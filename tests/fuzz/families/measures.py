@@ -24,7 +24,8 @@ def moments_of_particles(rng: Rng) -> Case:
 
     return Case(
         f"mu = {cloud.code}\n"
-        "mu.x, mu.w, of.observables.mean(mu), of.observables.covariance(mu), of.observables.second_moment(mu), "
+        "mu.x, mu.w, of.observables.mean(mu), of.observables.covariance(mu), "
+        "of.observables.second_moment(mu), "
         "of.observables.radius(mu), of.observables.diameter(mu)",
         cloud.values,
         lambda: (
@@ -36,7 +37,15 @@ def moments_of_particles(rng: Rng) -> Case:
             cloud.each(lambda x, w: np.asarray(np.sqrt((x[w > 0] ** 2).sum(-1)).max())),
             cloud.each(lambda x, w: np.asarray(lengths(x[w > 0], x[w > 0]).max())),
         ),
-        lambda: (0.0, 4 * cloud.unit * cloud.n, unit * far, 4 * unit * far**2, unit * far**2, unit * far, unit * far),
+        lambda: (
+            0.0,
+            4 * cloud.unit * cloud.n,
+            unit * far,
+            4 * unit * far**2,
+            unit * far**2,
+            unit * far,
+            unit * far,
+        ),
     )
 
 
@@ -112,12 +121,15 @@ def gaussians_by_covariance(rng: Rng) -> Case:
 def samples(rng: Rng) -> Case:
     """Every draw is where the measure has mass, and half a batch is drawn as the whole."""
     cloud, seed, k = Cloud(rng, batch=(), dtype=np.float64), int(rng.integers(1000)), int(rng.integers(1, 9))
-    inside = f"[bool(((s == mu.x) & (mu.w > 0)[:, None]).all(-1).any()) for s in mu.sample({k}, rng={seed}).x]"
+    inside = (
+        f"[bool(((s == mu.x) & (mu.w > 0)[:, None]).all(-1).any()) for s in mu.sample({k}, rng={seed}).x]"
+    )
     rho = rng.uniform(0, 1, 5)
     rho[rng.integers(5)] = 0.0
     rho = rho / rho.sum()
     return Case(
-        f"mu, nu, xi = {cloud.code}, of.Grid(rho, [np.arange(5.0)]), of.Quantiles([0.0, 1.0, 5.0], [0.0, 0.5, 1.0])\n"
+        f"mu, nu, xi = {cloud.code}, of.Grid(rho, [np.arange(5.0)]), of.Quantiles([0.0, 1.0, 5.0], [0.0, "
+        "0.5, 1.0])\n"
         f"at = nu.sample({k}, rng={seed}).x[:, 0].numpy()\n"
         f"between = xi.sample({k}, rng={seed}).x\n"
         f"{inside}, rho[np.round(at).astype(int)] > 0, (between >= 0) & (between <= 5), "
@@ -175,7 +187,10 @@ def quantile_functions(rng: Rng) -> Case:
             np.sqrt(square),
             np.sqrt(square),
             mean,
-            (np.diff(s.astype(LONG)) * (x[1:].astype(LONG) ** 2 + x[1:] * x[:-1].astype(LONG) + x[:-1] ** 2)).sum()
+            (
+                np.diff(s.astype(LONG))
+                * (x[1:].astype(LONG) ** 2 + x[1:] * x[:-1].astype(LONG) + x[:-1] ** 2)
+            ).sum()
             / 3,
             np.diff(s.astype(LONG)) / np.diff(x.astype(LONG)),
         ),
@@ -245,7 +260,8 @@ def tangents(rng: Rng) -> Case:
     return Case(
         f"mu = {cloud.code}\n"
         "u, v = (of.Tangent([torch.from_numpy(a)]) for a in (u, v))\n"
-        f"(u + {c!r} * v - v / 2)[0], (u * torch.as_tensor(own))[0], sum([u, v])[0], mu.inner(u, v), mu.move(u).x, "
+        f"(u + {c!r} * v - v / 2)[0], (u * torch.as_tensor(own))[0], sum([u, v])[0], mu.inner(u, v), "
+        "mu.move(u).x, "
         "of.Wasserstein().inner(mu, u, v)",
         {**cloud.values, "u": u, "v": v, "own": own},
         lambda: (lu + c * lv - lv / 2, own[..., None, None] * lu, lu + lv, inner, cloud.x + lu, inner),
@@ -260,7 +276,9 @@ def geometry_of_spaces(rng: Rng) -> Case:
     size = 10.0 ** rng.uniform(-9, 0)
     x = rng.standard_normal((n, d))
     y = x + size * rng.standard_normal((n, d))
-    space, short = draws.pick(rng, (("of.Euclidean()", ""), ("of.Torus(1.0)", "Torus"), ("of.Sphere()", "Sphere")))
+    space, short = draws.pick(
+        rng, (("of.Euclidean()", ""), ("of.Torus(1.0)", "Torus"), ("of.Sphere()", "Sphere"))
+    )
     if short == "Sphere":
         x, y = normalised(x), normalised(y)
     elif short == "Torus":
@@ -270,9 +288,9 @@ def geometry_of_spaces(rng: Rng) -> Case:
     return Case(
         f"s, x, y = {space}, torch.from_numpy(x), torch.from_numpy(y)\n"
         "u = s.log(x, y)\n"
-        "s.pairwise(x, y), s.distance(x, y), u.norm(dim=-1), s.distance(s.exp(x, u), y), (s.tangent(x, u) - u)",
+        "s.pairwise(x, y), s.distance(x, y), u.norm(dim=-1), s.distance(s.exp(x, u), y), (s.tangent(x, "
+        "u) - u)",
         {"x": x, "y": y},
         lambda: (d_xy, norms, norms, np.zeros(n), np.zeros((n, d))),
         lambda: 1e-14 * (1 + abs(x).max() + abs(y).max()) * 8,
     )
-
