@@ -133,6 +133,8 @@ LAYOUTS = (
 def laid_out(rng: Rng, name: str, a: Array) -> str:
     """Code for the same numbers in another layout or container."""
     usable = [one for one in LAYOUTS if a.ndim >= 2 or ".mT" not in one]
+    if a.dtype == np.float64 and a.size and (a == np.round(a)).all() and abs(a).max() < 2**31:
+        usable += ["{0}.astype(int)", "{0}.astype(np.int32).tolist()"]  # integers become double precision
     if a.dtype != np.float64:
         usable = [one for one in usable if "tolist" not in one]  # a list has no precision
     return str(pick(rng, usable)).format(name, a.dtype.itemsize)

@@ -52,7 +52,7 @@ def rates_of_covariances(rng: Rng) -> Case:
             cross,
             symmetric(V @ cross) / eps,
         ),
-        lambda: 1e-11 * size,
+        lambda: 1e-14 * size,
     )
 
 
@@ -85,7 +85,7 @@ def sinkhorn_rate_by_inverses(rng: Rng) -> Case:
         f"eps={eps!r})",
         {"S": S, "A": A, "V": V},
         lambda: (Y + Y.T, Y + Y.T),
-        lambda: 1e-9 * top(V) * top(S) ** 2 * eps,
+        lambda: 1e-12 * top(V) * top(S) ** 2 * eps,
     )
 
 
@@ -125,7 +125,7 @@ def energies_of_covariances(rng: Rng) -> Case:
         "(B * torch.from_numpy(H)).sum() / -2",
         {"S": S, "A": A, "H": H},
         lambda: (G(S, A, eps), slope),
-        lambda: (1e-11 * size, 1e-10 * size / h * 1e-2 + 1e-8 * size),
+        lambda: (1e-14 * size, 1e-10 * size / h * 1e-2 + 1e-8 * size),
     )
 
 
@@ -140,7 +140,7 @@ def l2_energy_of_covariances(rng: Rng) -> Case:
         f"{C}.l2_energy(S, K, {c!r}), {C}.l2_descent(S, K, {c!r})",
         {"S": S, "K": K},
         lambda: (value, B),
-        lambda: 1e-11 * top(S) * top(K) ** 4 * d**3 * 10,
+        lambda: 1e-14 * top(S) * top(K) ** 4 * d**3 * 10,
     )
 
 
@@ -160,13 +160,13 @@ def softmax_paths(rng: Rng) -> Case:
     G = np.linalg.inv(np.eye(d) - t * S @ H)
     growth = norm_between(G, S, (path + path.T) / 2)
     size = top(path) * top(S, np.linalg.inv(S)) * d**2
-    late = np.inf if not clear else 1e-9 * when if np.isfinite(when) else 0.0
+    late = np.inf if not clear else 1e-12 * when if np.isfinite(when) else 0.0
     return Case(
         f"{C}.softmax_path(S, A, {t!r}), {C}.softmax_path_sensitivity(S, A, {t!r}), "
         f"{C}.softmax_blow_up_time(S, A)",
         {"S": S, "A": A},
         lambda: (path, growth, when),
-        lambda: (1e-10 * size, 1e-7 * growth * size, late),
+        lambda: (1e-13 * size, 1e-11 * growth * size, late),
     )
 
 
@@ -221,7 +221,7 @@ def softmax_at_the_end(rng: Rng) -> Case:
     bound = d / (
         2 * np.linalg.eigvalsh(B)[0] * np.linalg.eigvalsh(V)[0] ** 2 * np.trace(np.linalg.solve(V, S))
     )
-    loose = 1e-10 / max(gap, 1e-6)
+    loose = 1e-12 / max(gap, 1e-6)
     return Case(
         f"{C}.softmax_limit(S, A), {C}.softmax_limit_rank(S, A), {C}.softmax_limit_rank_bound(A), "
         f"{C}.softmax_blow_up_direction(S, B), {C}.softmax_blow_up_profile(S, B), "
@@ -233,15 +233,15 @@ def softmax_at_the_end(rng: Rng) -> Case:
             *(np.trace(np.linalg.solve(V, S)), np.trace(2 * S @ B @ S)),
         ),
         lambda: (
-            1e-9,
+            1e-12,
             0.0,
             0.0,
             loose * top(u),
             loose * top(u) ** 2,
             loose * stretch,
-            1e-11 * bound,
-            1e-9,
-            1e-9,
+            1e-13 * bound,
+            1e-12,
+            1e-12,
         ),
     )
 
@@ -310,7 +310,7 @@ def kernels_at_small_temperature(rng: Rng) -> Case:
         f"{C}.heat_path(S, {t!r})",
         {"S": S},
         lambda: (-np.linalg.inv(S), -np.linalg.inv(S + eps * np.eye(d)), slope, S + 2 * t * np.eye(d)),
-        lambda: 1e-10 * top(S, np.linalg.inv(S)) ** 2,
+        lambda: 1e-13 * top(S, np.linalg.inv(S)) ** 2,
     )
 
 
@@ -326,7 +326,7 @@ def entropic_closed_forms(rng: Rng) -> Case:
         f"{C}.debiased_rate(S, {eps!r})",
         {"S": S, "T": T, "h": h},
         lambda: (cross, value, rate),
-        lambda: 1e-10 * (top(S, T) + top(h) ** 2 + eps) * d,
+        lambda: 1e-13 * (top(S, T) + top(h) ** 2 + eps) * d,
     )
 
 
@@ -357,7 +357,7 @@ def bounds_of_traces(rng: Rng) -> Case:
 
     one = np.exp(2 * norm(V @ np.linalg.inv(K)) * norm(Q) * abs(t)) * np.trace(S)
     two = np.exp(2 * norm(V) * abs(t) / eps) * np.trace(S)
-    loose = 1e-10 * (1 + norm(V @ np.linalg.inv(K)) * norm(Q) * abs(t))
+    loose = 1e-13 * (1 + norm(V @ np.linalg.inv(K)) * norm(Q) * abs(t))
     return Case(
         f"{C}.l2_trace_bound(S, Q, K, V, {t!r}), {C}.sinkhorn_trace_bound(S, V, {t!r}, eps={eps!r})",
         {"S": S, "Q": Q, "K": K, "V": V},
@@ -385,5 +385,5 @@ def l2_counterexample(rng: Rng) -> Case:
         f"example = {C}.l2_counterexample()\nexample.blow_up_time(S), example.path(S, {t!r})",
         {"S": S},
         lambda: (when, path),
-        lambda: (1e-12 * when, 1e-8 * top(path)),
+        lambda: (1e-14 * when, 1e-10 * top(path)),
     )

@@ -44,7 +44,7 @@ def porous_media(rng: Rng) -> Case:
     rho = R**-d * max(constant - k * (at / R) ** 2, 0.0) ** p
     tau = float(10 ** rng.uniform(-3, 1))
     step = brentq(lambda s: s - R - tau / q * s ** (1 - q), R, R + 10 + tau, xtol=1e-15, rtol=1e-14)
-    loose = 1e-9 * (1 + rho) * (1 + p)
+    loose = 1e-11 * (1 + rho) * (1 + p)
     return Case(
         f"{C}.barenblatt_constant({m!r}, {d}, mass={mass!r}), {C}.barenblatt({at!r}, {t!r}, {m!r}, {d}, "
         f"mass={mass!r}), "
@@ -53,7 +53,7 @@ def porous_media(rng: Rng) -> Case:
         f"{tau!r}, {m!r}, {d})",
         {},
         lambda: (constant, rho, rho, R * edge, step),
-        lambda: (1e-9 * constant, loose, loose, 1e-9 * R * edge, 1e-11 * (1 + step)),
+        lambda: (1e-11 * constant, loose, loose, 1e-11 * R * edge, 1e-13 * (1 + step)),
     )
 
 
@@ -140,7 +140,7 @@ def radii_of_repulsion(rng: Rng) -> Case:
         f"{power!r}, {d}) / one",
         {},
         lambda: (r, t, t ** (1 / (2 - power))),
-        lambda: (1e-9 * r, 1e-12 * t, 1e-11 * t ** (1 / (2 - power))),
+        lambda: (1e-11 * r, 1e-14 * t, 1e-13 * t ** (1 / (2 - power))),
     )
 
 
@@ -169,5 +169,5 @@ def fokker_planck(rng: Rng) -> Case:
         "mean, cov, after, T @ S1 @ T.mT",
         {"m": m, "S": S, "A": A, "K": K, "b": b},
         lambda: (mean, cov, rest, S),
-        lambda: (1e-11 * grow * 10, 1e-10 * grow * 10, 1e-12 * 10, 1e-10 * np.linalg.cond(S) * 10),
+        lambda: (1e-14 * grow * 10, 1e-13 * grow * 10, 1e-13, 1e-13 * np.linalg.cond(S) * 10),
     )

@@ -279,7 +279,7 @@ def entropy_of_gaussians(rng: Rng) -> Case:
         "F(mu), G(mu), of.SteepestDescent(F, of.Wasserstein())(0.0, mu)[1]",
         {"m": m, "L": root},
         lambda: (entropy, porous, push),
-        lambda: (1e-11, 1e-11 * porous, 1e-11 * (1 + abs(push).max())),
+        lambda: (1e-13, 1e-13 * porous, 1e-13 * (1 + abs(push).max())),
     )
 
 
@@ -311,7 +311,7 @@ def internal_energies_of_densities(rng: Rng) -> Case:
         "F(mu), G(mu), F(nu), G(nu), H(mu)",
         {"rho": rho, "axis": (np.arange(n) + 0.5) * h, "x": x, "levels": levels},
         lambda: (*cells, *pieces, 0.0 if limit > rho.max() else np.inf),
-        lambda: 1e-10 * size,
+        lambda: 1e-13 * size,
     )
 
 
@@ -330,7 +330,7 @@ def l2_energy(rng: Rng) -> Case:
         "F(mu), of.SteepestDescent(F, of.Wasserstein())(0.0, mu)[1], field(0.0, mu)[1]",
         {"K": K, "R": R},
         lambda: (value, B @ R, B @ R),
-        lambda: 1e-10 * (1 + abs(K).max() + abs(R).max()) ** 6,
+        lambda: 1e-13 * (1 + abs(K).max() + abs(R).max()) ** 6,
     )
 
 

@@ -115,7 +115,7 @@ def linear_flows(rng: Rng) -> Case:
         "exact.status",
         {"W": W, "U": U, "x": x, "m": m, "R": R},
         lambda: (x @ E.T, E @ m, E @ R @ R.T @ E.T, E @ m, E @ R @ R.T @ E.T),
-        lambda: (1e-6 * size, 1e-6 * size, 1e-6 * size**2, 1e-11 * size, 1e-11 * size**2),
+        lambda: (1e-6 * size, 1e-6 * size, 1e-6 * size**2, 1e-14 * size, 1e-14 * size**2),
     )
 
 

@@ -56,7 +56,7 @@ def attention_on_gaussians(rng: Rng) -> Case:
         f"mu = of.Gaussian(m, root=R)\nv = of.{kind}Attention(Q, K, V)(0.0, mu)\nv[0], v[1]",
         {"m": m, "R": R, "Q": Q, "K": K, "V": V},
         lambda: (values[0], (values[1:] - values[0]).T),
-        lambda: 1e-9 * size,
+        lambda: 1e-12 * size,
     )
 
 
@@ -72,7 +72,7 @@ def sinkhorn_attention_on_gaussians(rng: Rng) -> Case:
         f"v = of.SinkhornAttention(Q, K, V, eps={eps!r})(0.0, of.Gaussian(m, root=L))\nv[0], v[1]",
         {"m": m, "L": L, "Q": Q, "K": K, "V": V},
         lambda: (V @ m / eps, V @ C @ np.linalg.inv(S) @ L / eps),
-        lambda: 1e-9 * (1 + abs(V).max()) * 10 * (1 + abs(S).max()) ** 2 * d,
+        lambda: 1e-13 * (1 + abs(V).max()) * 10 * (1 + abs(S).max()) ** 2 * d,
     )
 
 
@@ -92,7 +92,7 @@ def projections(rng: Rng) -> Case:
         s = a * np.outer(x[:, 0], x[:, 0])
         gate = np.exp(s) if kind == "Unnormalised" else 1 / (1 + np.exp(-s))
         values = gate @ (p * x[:, 0]) * v
-    size = 1e-8 * (1 + abs(v))
+    size = 1e-12 * (1 + abs(v))
     return Case(
         f"mu, field = of.Gaussian([{m!r}], root=[[{r!r}]]), {code}\n"
         "t, v = torch.tensor(0.0, dtype=torch.float64), of.GaussianProjection(field)(0.0, mu)\n"
@@ -121,7 +121,7 @@ def score_energies_of_gaussians(rng: Rng) -> Case:
         f"of.ExponentialInteraction([[{a!r}]])(mu), of.SigmoidInteraction([[{a!r}]])(mu)",
         {},
         known,
-        lambda: 1e-9 * (1 + known()[0]),
+        lambda: 1e-12 * (1 + known()[0]),
     )
 
 
@@ -197,7 +197,7 @@ def modules_of_torch(rng: Rng) -> Case:
         "of.nn.FieldModule(field)(x), back(x, x, x)[0], net(x), row",
         {"W": W, "out": out, "x": x},
         lambda: (v, v, euler, np.exp(x) / np.exp(x).sum(1, keepdims=True)),
-        lambda: 1e-11 * (1 + abs(x).max()) * d**2,
+        lambda: 1e-14 * (1 + abs(x).max()) * d**2,
     )
 
 

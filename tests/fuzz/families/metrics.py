@@ -31,7 +31,7 @@ def twisted_metric(rng: Rng) -> Case:
     top = np.exp((abs(cloud.x) @ abs(A) @ abs(np.swapaxes(cloud.x, -1, -2))).max())
     inner = (cloud.mass * a * (u * (v @ M)).sum(-1)).sum(-1)
     gradient = u @ np.linalg.inv(M) / a[..., None]
-    size = 1e-11 * top * (1 + abs(M).max()) * cloud.d * (1 + abs(u).max() * abs(v).max()) * 10
+    size = 1e-14 * top * (1 + abs(M).max()) * cloud.d * (1 + abs(u).max() * abs(v).max()) * 10
     return Case(
         f"mu, partition = {cloud.code}, of.metrics.Partition(A)\n"
         "metric = of.Twisted(partition, matrix=M)\n"
@@ -92,5 +92,5 @@ def actions_of_paths(rng: Rng) -> Case:
         "of.metrics.path_action(path, of.Twisted(matrix=M, frozen=False), ts=ts)",
         {"x": x, "ts": ts, "M": M} | ({} if w is None else {"w": w}),
         lambda: (plain, twisted),
-        lambda: 1e-12 * (1 + plain + twisted) * 10,
+        lambda: 1e-14 * (1 + plain + twisted) * 10,
     )
