@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.fuzz.families import (
+    batches,
     bures,
     closed_forms_attention,
     closed_forms_diffusion,
@@ -17,10 +18,12 @@ from tests.fuzz.families import (
     measures,
     metrics,
     minimising_movements,
+    runs,
     stability,
 )
 
 LOADED = (
+    batches,
     bures,
     closed_forms_attention,
     closed_forms_diffusion,
@@ -35,5 +38,6 @@ LOADED = (
     measures,
     metrics,
     minimising_movements,
+    runs,
     stability,
 )
