@@ -11,7 +11,7 @@ FAMILY ?= *
 PYTEST := python -m pytest -n $(JOBS) --dist worksteal
 
 # Where numbers are tested, and may differ in the last bit from one processor to another.
-NUMERICAL := base measures transport metrics energies closed_forms fields steppers dynamics stability papers laws corpus
+NUMERICAL := base measures transport metrics energies closed_forms fields steppers dynamics stability papers laws corpus fuzz
 
 # One thread per process: small matrices gain nothing from more, and test workers share the cores already.
 export OMP_NUM_THREADS = 1

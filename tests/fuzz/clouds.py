@@ -37,6 +37,12 @@ class Cloud:
         self.values |= {} if self.label is None else {"label": self.label}
         self.code = f"of.Particles({self.arguments(rng)})"
 
+    def put(self, rng: Rng, x: Array) -> None:
+        """Other positions, with code for them."""
+        self.x = x.astype(self.dtype)
+        self.values = {**self.values, "x": self.x}
+        self.code = f"of.Particles({self.arguments(rng)})"
+
     def arguments(self, rng: Rng) -> str:
         parts = [draws.laid_out(rng, "x", self.x)]
         parts += [] if self.w is None else [f"w={draws.laid_out(rng, 'w', self.w)}"]

@@ -6,7 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import tests.fuzz.__main__ as fuzz
+from otflow.steppers import lie
 from tests.fuzz import coverage, families
 from tests.fuzz.engine import FAMILIES, GOOD, SLOW, Case, compare, draw, judge, report, run
 
@@ -60,6 +63,26 @@ FAULTS: dict[str, tuple[Case, str]] = {
 def test_each_kind_of_fault_is_seen(name: str) -> None:
     one, end = FAULTS[name]
     assert judge(one, seconds=0.3).end == end
+
+
+@pytest.mark.slow
+def test_a_fault_of_a_library_below_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exponentials of single matrices, as torch computes them: off by 1e-11 in a Lie step."""
+    case = draw("linear_flows", 11, 5)
+    assert judge(case).end == "agreed"
+    monkeypatch.setattr(lie, "matrix_exp", torch.linalg.matrix_exp)
+    assert judge(case).end == "wrong"
+
+
+def test_the_fuzzer_ends_in_time_with_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--seconds", "0.05", "--seed", "3", "--family", "positions_*"]
+    monkeypatch.setattr("sys.argv", ["fuzz", *options])
+    assert fuzz.main() == 0
+    said = capsys.readouterr().out
+    assert "positions_of_labels" in said
+    assert "seed 3" in said
 
 
 def test_a_bound_of_zero_allows_equal_numbers_only() -> None:

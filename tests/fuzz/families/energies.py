@@ -93,8 +93,7 @@ def interaction_energy(rng: Rng) -> Case:
 def log_gas(rng: Rng) -> Case:
     """-1/2 iint log|x - y| off the diagonal, between tokens that are apart."""
     cloud = Cloud(rng, batch=())
-    x = (np.arange(cloud.n)[:, None] + 0.3 * rng.uniform(0, 1, (cloud.n, cloud.d))).astype(cloud.dtype)
-    cloud.x, cloud.values = x, {**cloud.values, "x": x}
+    cloud.put(rng, np.arange(cloud.n)[:, None] + 0.3 * rng.uniform(0, 1, (cloud.n, cloud.d)))
 
     def W(points: Array, x: Array, w: Array) -> Array:
         gap = points[:, None] - x[None]

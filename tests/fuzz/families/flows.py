@@ -67,7 +67,7 @@ def adaptive_flows(rng: Rng) -> Case:
     kind = str(draws.pick(rng, ("Softmax", "L2", "Sigmoid")))
     cloud = Cloud(rng, batch=(), dtype=np.float64)
     x = rng.standard_normal(cloud.x.shape)
-    cloud.values = {**cloud.values, "x": x}
+    cloud.put(rng, x)
     m = tuple(draws.matrix(rng, cloud.d, cloud.d, size=0.4) for _ in range(3))
     w = cloud.mass.astype(float)
     stepper = str(
