@@ -33,7 +33,7 @@ WITHOUT: dict[str, str] = {
     ),
     **dict.fromkeys(
         (
-            *("of.Trajectory", "of.dynamics.EnergyBalance", "of.dynamics.Limit", "of.steppers.Move"),
+            *("of.dynamics.EnergyBalance", "of.dynamics.Limit", "of.steppers.Move"),
             *("of.closed_forms.L2Counterexample", "of.metrics.TwistedTransport"),
             *(f"of.transport.{kind}Transport" for kind in ("Entropic", "Exact", "Gaussian")),
             *("of.transport.RelaxedConditional", "of.reproduce.Claim", "of.reproduce.Statement"),

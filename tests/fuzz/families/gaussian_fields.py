@@ -41,6 +41,9 @@ def attention_on_gaussians(rng: Rng) -> Case:
     d, kind = int(rng.integers(1, 3)), str(draws.pick(rng, ("Softmax", "L2")))
     m, R = 0.5 * rng.standard_normal(d), draws.matrix(rng, d, d, size=0.7)
     Q, K, V = (draws.matrix(rng, d, d, size=0.5) for _ in range(3))
+    K = K * min(1.0, 1.5 / max(1e-9, np.linalg.norm(K @ R)))  # the kernel is no narrower than the mesh
+    tilt = np.linalg.norm(np.vstack([m, m + R.T]) @ Q.T @ K @ R, axis=1).max()
+    Q = Q * min(1.0, 3 / max(1e-9, tilt))  # and the tilted law stays within the nodes
     z, p = trapezoids(d)
     y = m + z @ R.T
 
