@@ -65,11 +65,12 @@ def sizes(kind: str, m: Weights, x: Array, points: Array) -> Array:
     return np.asarray(q @ k.T)
 
 
-def relative(kind: str, m: Weights, x: Array, points: Array, unit: float) -> Array:
-    """By which factor - 1 rounding may change a mass, (m, 1)."""
+def relative(kind: str, m: Weights, x: Array, points: Array, unit: float, w: Array | None = None) -> Array:
+    """By which factor - 1 rounding may change a mass, (m, 1); kernels hold log w in the exponent."""
     n, d = x.shape
     top = sizes(kind, m, x, points).max(1, keepdims=True)
-    return np.asarray(np.expm1(SAFETY * unit * (n + d + 8 + (2 * d + 4) * top)))
+    log = 0.0 if w is None else abs(np.log(w[w > 0])).max()
+    return np.asarray(np.expm1(SAFETY * unit * (n + d + 8 + (2 * d + 4) * top + log)))
 
 
 def velocity_bound(
@@ -79,7 +80,7 @@ def velocity_bound(
     m = long(m)
     p = masses(kind, scores(kind, m, x, points), w, np.broadcast_to(seen, (len(points), len(x))))
     values = abs(x) @ abs(m[2]).T
-    return np.asarray(relative(kind, m, x, points, unit) * (p @ values) + floor(unit) * values.max(0))
+    return np.asarray(relative(kind, m, x, points, unit, w) * (p @ values) + floor(unit) * values.max(0))
 
 
 def derivative_bound(
@@ -96,7 +97,7 @@ def derivative_bound(
     values, moved = abs(x) @ abs(m[2]).T, abs(u) @ abs(m[2]).T
     top = steps.max(1, keepdims=True)
     tiny = floor(unit) * (1 + top) * (values + moved).max(0)
-    return np.asarray(relative(kind, m, x, x, unit) * (p @ moved + 4 * top * (p @ values)) + tiny)
+    return np.asarray(relative(kind, m, x, x, unit, w) * (p @ moved + 4 * top * (p @ values)) + tiny)
 
 
 def floor(unit: float) -> float:
