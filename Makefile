@@ -5,17 +5,20 @@ BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 OUT    ?= out
 JOBS   ?= 2
+SECONDS ?= 60
+SEED   ?= 1
+FAMILY ?= *
 PYTEST := python -m pytest -n $(JOBS) --dist worksteal
 
 # Where numbers are tested, and may differ in the last bit from one processor to another.
-NUMERICAL := base measures transport metrics energies closed_forms fields steppers dynamics stability papers laws corpus
+NUMERICAL := base measures transport metrics energies closed_forms fields steppers dynamics stability papers laws corpus fuzz
 
 # One thread per process: small matrices gain nothing from more, and test workers share the cores already.
 export OMP_NUM_THREADS = 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo quick test slow mutants test-cpus lowest lint format docs bench clean
+.PHONY: help demo quick test slow fuzz mutants test-cpus lowest lint format docs bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +52,9 @@ test: lint  ## lint, then every test that is not slow: doctests and README inclu
 
 slow: .venv/.dev  ## the slow tests, examples included; with SHARE=K/N, part K = 0, ..., N - 1 of them
 	$(BIN)/$(PYTEST) -m slow $(if $(SHARE),--share $(SHARE))
+
+fuzz: .venv/.dev  ## new cases for the fuzzer: SECONDS=60 SEED=1 FAMILY="*"; prints a script of every failure
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --seed $(SEED) --family '$(FAMILY)'
 
 mutants: .venv/.dev  ## break central lines one at a time and see that the tests notice (an hour)
 	$(BIN)/python -m tests.mutants

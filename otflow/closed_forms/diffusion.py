@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks, matrices, numbers
-from otflow.base.linalg import symmetric
+from otflow.base.linalg import matrix_exp, symmetric
 from otflow.closed_forms.matrices import eye
 
 
@@ -60,7 +60,7 @@ def fokker_planck(
     if bool((t < 0).any()):
         checks.fail("t", numbers.shown(t), "diffusion does not run backwards", "pass times >= 0")
     decay, noise = _noise(q.C, t)
-    m = q.b + torch.matrix_exp(-t * q.A) @ (q.mean - q.b)
+    m = q.b + matrix_exp(-t * q.A) @ (q.mean - q.b)
     return m[..., 0], symmetric(decay @ q.cov @ decay + noise / beta)
 
 
@@ -69,7 +69,7 @@ def _noise(C: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     X = t * C
     d, zero = C.shape[-1], torch.zeros_like(X)
     blocks = torch.cat([torch.cat([-2 * X, eye(X).expand_as(X)], -1), torch.cat([zero, zero], -1)], -2)
-    return torch.matrix_exp(-X), 2 * t * torch.matrix_exp(blocks)[..., :d, d:]
+    return matrix_exp(-X), 2 * t * matrix_exp(blocks)[..., :d, d:]
 
 
 def heat_deviation(sigma: Any, t: Any) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
-from otflow.base.linalg import product
+from otflow.base.linalg import matrix_exp, product
 from otflow.base.tangent import leading
 from otflow.fields import VelocityField
 from otflow.measures import Gaussian, Measure
@@ -32,7 +32,7 @@ class Lie(Stepper):
         B = field.matrix(t, mu).expand(*mu.batch, mu.d, mu.d)
         # Augmented by b, one exponential moves points and the mean: exp(h [[B, b], [0, 0]]).
         rows = torch.nn.functional.pad(torch.cat([B, b[..., None]], -1), (0, 0, 0, 1))
-        flow = torch.linalg.matrix_exp(leading(dt, rows) * rows)
+        flow = matrix_exp(leading(dt, rows) * rows)
         moved = mu.at([mu.mean + flow[..., :-1, -1], product(flow[..., :-1, :-1], mu.root)])
         return Step(moved, dt, dt, Memory())
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks, kernels
+from otflow.base.linalg import matrix_exp
 from otflow.dynamics.flow import flow
 from otflow.dynamics.trajectory import Trajectory
 from otflow.fields import Perceptron, SoftmaxAttention, VelocityField
@@ -133,7 +134,7 @@ def _grid(end: float, size: float) -> list[float]:
 def _grown(M: Tensor, V: Tensor) -> Callable[[Tensor], Tensor]:
     """t -> M e^(tV); a symmetric V is diagonalised once, which saves most of the work in many dimensions."""
     if not torch.equal(V, V.mT):
-        return lambda t: M @ torch.linalg.matrix_exp(t * V)
+        return lambda t: M @ matrix_exp(t * V)
     values, U = torch.linalg.eigh(V)
     MU = M @ U
     return lambda t: (MU * torch.exp(t * values)) @ U.mT

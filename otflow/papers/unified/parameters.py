@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.linalg import matrix_exp
 
 import otflow as of
 from otflow.base import checks
+from otflow.base.linalg import matrix_exp
 from otflow.reproduce.claim import Source
 
 Rate: TypeAlias = Callable[[Tensor], Tensor]  # S -> B

@@ -117,8 +117,9 @@ class EntropicTransport:
         good = self.problem.scores.shape.numel() <= MATRIX
         rule = "that is too large"
         checks.require(good, "plan.shape", self.problem.scores.shape, rule, "use average or barycentric")
-        S = self.problem.scores.dense().add_(F[..., :, None]).add_(G[..., None, :])
-        P = S.exp_() * plain(both.w)[..., :, None] * plain(both.v)[..., None, :]
+        # Masses in the exponent: without them the density may overflow where an atom has none.
+        rows, columns = F + plain(both.w).log(), G + plain(both.v).log()
+        P = self.problem.scores.dense().add_(rows[..., :, None]).add_(columns[..., None, :]).exp_()
         return P.reshape(*both.batch, *P.shape[1:])
 
     def _repr_html_(self) -> str:

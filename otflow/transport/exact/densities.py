@@ -75,14 +75,15 @@ def between(mu: Grid, nu: Grid, p: float, atoms: Atoms) -> DensityDistance:
     both deviations are times p - 1, and no larger than the way from points to the centres of their cells.
     """
     both = pair(mu, nu)
-    found = _close(mu, nu, both) if p == 2 and _same_cells(mu, nu) else None
-    far = torch.ones(both.batch.numel(), dtype=torch.bool)
-    if found is not None:  # atoms take their time, and below some cells they cannot do better
+    if p == 2 and _same_cells(mu, nu):
+        found = _close(mu, nu, both)
+        # Atoms take their time, and below some cells they cannot do better.
         enough = _blur(mu, nu, p)[0] * (1 / (1 - (1 - TOL) ** 2) - 1)
         far = ~(found.error <= TOL) & ~(found.high.square() < enough)
-    if bool(far.any()):
-        found = _merged(found, _far(mu, nu, p, both, far, atoms), far)
-    assert found is not None
+        if bool(far.any()):
+            found = _merged(found, _far(mu, nu, p, both, far, atoms), far)
+    else:
+        found = _far(mu, nu, p, both, torch.ones(both.batch.numel(), dtype=torch.bool), atoms)
     distance, low, high = (z.reshape(both.batch) for z in (found.distance, found.low, found.high))
     return DensityDistance(distance, low, high, found.plan)
 
@@ -210,10 +211,8 @@ def of_atoms(
     return DensityDistance(distance, torch.where(same, 0.0, low), torch.where(same, 0.0, high), plan)
 
 
-def _merged(near: DensityDistance | None, far: DensityDistance, where: Tensor) -> DensityDistance:
+def _merged(near: DensityDistance, far: DensityDistance, where: Tensor) -> DensityDistance:
     """Of both the better one, for the members that have both."""
-    if near is None:
-        return far
     better = far.error < near.error[where]
     place = where.nonzero()[:, 0][better]
 

@@ -132,11 +132,16 @@ def dense(rows: Tensor, cols: Tensor, mass: Tensor, shape: tuple[int, int]) -> T
     return flat.scatter_add(-1, rows * m + cols, mass).reshape(*batch, n, m)
 
 
+def beyond(c: Coupling, p: float) -> Tensor:
+    """Whose cost distance^p has no room in floating point, (B,), though the distance itself may have."""
+    value = c.value * c.unit**p
+    return (c.value > 0) & ~(torch.isfinite(value) & (value > torch.finfo(value.dtype).tiny))
+
+
 def in_units(c: Coupling, p: float, batch: torch.Size) -> ExactTransport:
     """A coupling in units of length^p."""
-    scale, largest = c.unit**p, torch.finfo(c.value.dtype).max
+    scale, largest, wrong = c.unit**p, torch.finfo(c.value.dtype).max, beyond(c, p)
     value, bound = c.value * scale, c.bound * scale
-    wrong = (c.value > 0) & ~(torch.isfinite(value) & (value > torch.finfo(value.dtype).tiny))
     if wrong.any():
         rule = "it leaves the range of floating point"
         remedy = "call wasserstein for the distance itself, or divide the points by their size"
