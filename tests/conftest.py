@@ -36,9 +36,13 @@ SLOW_DOCTESTS = {
     "otflow.papers.stability_estimate.convex.cloud_claims",
     "otflow.papers.stability_estimate.draw.convex",
 }
-# Stories run in processes of their own; collecting their docstrings would import them, which runs them here.
+# Collecting their docstrings would import them: stories run in processes of their own, and the families of
+# the fuzzer register themselves once.
 collect_ignore = [
-    path for path in (Path(__file__).parent / "stories").glob("*.py") if not path.name.startswith("test_")
+    path
+    for folder in ("stories", "fuzz")
+    for path in (Path(__file__).parent / folder).rglob("*.py")
+    if not path.name.startswith("test_")
 ]
 ROOMS = ("tests/papers", "otflow/papers")  # what stands above the library
 

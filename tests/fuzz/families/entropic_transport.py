@@ -11,7 +11,7 @@ from tests.fuzz import draws
 from tests.fuzz.clouds import Cloud
 from tests.fuzz.draws import LONG, Array, Rng
 from tests.fuzz.engine import Case, family
-from tests.fuzz.families.exact_transport import lengths, line
+from tests.fuzz.families.exact_transport import lengths
 
 TOL = 1e-9  # of the marginals, by default
 COSTS = {
@@ -206,17 +206,15 @@ def energy_distance_on_the_line(rng: Rng) -> Case:
 
 
 @family
-def densities_as_atoms(rng: Rng) -> Case:
-    """A density on a grid counts as atoms in the centres of its cells."""
+def densities_on_the_line(rng: Rng) -> Case:
+    """Densities constant on cells by their quantile functions, which are linear between all the masses."""
     n, m = int(rng.integers(2, 9)), int(rng.integers(2, 9))
     axes = [(np.arange(k) + 0.5) / k for k in (n, m)]
     rho, other = (rng.uniform(0, 1, k) * (rng.uniform(0, 1, k) < 0.8) + 1e-6 for k in (n, m))
     rho, other = rho / rho.mean(), other / other.mean()
     p = int(draws.pick(rng, (1, 2)))
-    a, b = draws.known(rho, (n,)), draws.known(other, (m,))
-    value = line(axes[0].astype(LONG), a, axes[1].astype(LONG), b, p) ** (LONG(1) / p)
-    slack = 64 * (n + m) * 2.0**-53
-    cost = value**p
+    cost = _between_quantiles(*(_quantiles(draws.known(z, z.shape)) for z in (rho, other)), p)
+    value, slack = cost ** (LONG(1) / p), 64 * (n + m) * 2.0**-53
     far = (cost + slack) ** (LONG(1) / p) - max(cost - slack, LONG(0)) ** (LONG(1) / p)
     return Case(
         f"of.wasserstein(of.Grid(rho, [s]), of.Grid(other, [t]), {p})",
@@ -224,6 +222,33 @@ def densities_as_atoms(rng: Rng) -> Case:
         lambda: value,
         lambda: far + 2 * TOL * value,
     )
+
+
+def _quantiles(rho: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cumulated masses and the places where they are reached, for cells of [0, 1]."""
+    mass = np.concatenate([[LONG(0)], (rho / rho.sum()).cumsum()])
+    mass[-1] = 1
+    return mass, np.arange(len(rho) + 1, dtype=LONG) / len(rho)
+
+
+def _along(ends: np.ndarray, mass: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The quantile function at both ends of each piece, on which it is linear."""
+    k = np.searchsorted(mass, (ends[1:] + ends[:-1]) / 2) - 1
+    slope = np.diff(place)[k] / np.diff(mass)[k]
+    start, end = (place[k] + (z - mass[k]) * slope for z in (ends[:-1], ends[1:]))
+    return start, end
+
+
+def _between_quantiles(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray], p: int) -> LONG:
+    """int |Q_a - Q_b|^p, piece by piece, for p = 1 or 2."""
+    ends = np.unique(np.concatenate([a[0], b[0]]))
+    (p0, p1), (q0, q1) = (_along(ends, *z) for z in (a, b))
+    u, v = p0 - q0, p1 - q1
+    if p == 2:
+        return (np.diff(ends) * (u * u + u * v + v * v) / 3).sum()
+    size = abs(u) + abs(v)
+    crossing = (u * u + v * v) / (2 * np.where(size > 0, size, 1))
+    return (np.diff(ends) * np.where(u * v < 0, crossing, size / 2)).sum()
 
 
 @family
