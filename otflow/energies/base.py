@@ -44,9 +44,13 @@ class Energy(Parametric, Linear["Energy"], ABC):
         create = self.wants_graph(mu)
         with torch.enable_grad():
             coords = [c if create and c.requires_grad else c.detach().requires_grad_() for c in mu.coords]
-            value = self(mu.at(coords))
-            one_each(value, mu)
-            return gradient(value.sum(), coords, create_graph=create)
+            return self.covector_at(mu.at(coords), coords, create_graph=create)
+
+    def covector_at(self, mu: Measure, coords: Sequence[Tensor], *, create_graph: bool) -> Tangent:
+        """The derivative at a measure made of ``coords``, which require gradients."""
+        value = self(mu)
+        one_each(value, mu)
+        return gradient(value.sum(), coords, create_graph=create_graph)
 
     def wants_graph(self, mu: Measure) -> bool:
         """Whether the differential will itself be differentiated: in mu, or in parameters of the energy."""

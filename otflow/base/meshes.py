@@ -1,0 +1,334 @@
+"""Meshes: points for integrals over standard normal laws, made for what is integrated.
+
+Space is cut into pieces, along one axis after the other, until the rules of Kronrod and Gauss agree on every
+piece: kinks, jumps and narrow bumps end up in small pieces of their own. Along the last axis a jump costs a
+few pieces; what is left along the axes before is smoother. All lines along an axis are refined together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from otflow.base.quadrature import Pair, gap, product, slope_gap, stein
+
+Integrand: TypeAlias = Callable[[Tensor], Tensor]  # (members, n, r) -> (members, n)
+Triple: TypeAlias = tuple[Tensor, Tensor, Tensor]
+
+AXES = 3  # dimensions that meshes go up to
+# Standard deviations at which integrals end: the first at which the integrand has vanished.
+FARTHER = (12.0, 16.0, 22.0, 30.0, 37.0)
+LATTICE = {2: (52, 104, 208), 3: (26, 52, 104)}  # points per axis of lattices; chosen: a million at most
+EXTENT = 8.5  # standard deviations to which lattices go; exp(-36) is below rounding
+PANELS = {1: 24, 2: 6, 3: 4}  # pieces of an axis to begin with, by the number of axes; chosen
+PARTS = 8  # into how many a piece is cut; chosen: half of the rounds of a bisection would be idle
+ROUNDS = 17  # cuts of a piece, at most: 8^-17 is below rounding
+BUDGET = 2**23  # points per law, at most, in two and three dimensions; chosen: a second or two
+LINE_BUDGET = 2**18  # and on the line
+GOAL = 1e-12  # relative error that is aimed at on the line, where accuracy costs little
+TILE = 2**19  # points at a time; chosen: 4 MB a coordinate
+# The rule of Kronrod with 15 points and that of Gauss with 7 (QUADPACK, Piessens et al. 1983).
+NODES = (0.991455371120812639, 0.949107912342758525, 0.864864423359769073, 0.741531185599394440,
+         0.586087235467691130, 0.405845151377397167, 0.207784955007898468, 0.0)  # fmt: skip
+KRONROD = (0.022935322010529225, 0.063092092629978553, 0.104790010322250184, 0.140653259715525919,
+           0.169004726639267903, 0.190350578064785410, 0.204432940075298892,
+           0.209482141084727828)  # fmt: skip
+GAUSS = (0.0, 0.129484966168869693, 0.0, 0.279705391489276668,
+         0.0, 0.381830050505118945, 0.0, 0.417959183673469388)  # fmt: skip
+
+
+class Mesh(NamedTuple):
+    """Points (members, n, r) and weights (members, n) of each law, and the error, relative to E|u|."""
+
+    z: Tensor
+    w: Tensor
+    error: Tensor
+
+
+class Unresolved(Exception):
+    """No mesh within the budget; ``reachable`` is a tolerance for which there is one, or None."""
+
+    def __init__(self, reason: str, reachable: float | None = None) -> None:
+        super().__init__(reason)
+        self.reachable = reachable
+
+
+def mesh(u: Integrand, centre: Tensor, wanted: Tensor, r: int, rtol: float, goal: float = GOAL) -> Mesh:
+    """Points and weights that integrate u(z) for laws of a batch up to ``rtol``, or `Unresolved`.
+
+    Args:
+        u: (members, n, r) -> (members, n), the members of the batch side by side.
+        centre: E[u], roughly, (members,).
+        wanted: which members are asked for, (members,); the weights of others are 0.
+        r: dimension, at most `AXES`.
+        rtol: relative to E|u| and, for slopes, to E|(u - c) h|.
+        goal: the error that is aimed at on the line, where accuracy costs little.
+    """
+    work = _Work(u, centre, wanted, r, _reach(u, centre, wanted, r, rtol))
+    if r == 1:
+        return _on_the_line(work, rtol, goal)
+    lattice, worst = _lattice(work, rtol)
+    if lattice is not None:
+        return lattice
+    rough = work.attempt(0.1, BUDGET)
+    if rough is not None:  # from now on it is known what is negligible
+        work.scale[wanted] = rough[0].over(rough[0].size, len(work.whole().law))
+    found = work.attempt(rtol / 2, BUDGET)
+    if found is not None and bool((found[1] <= rtol).all()):
+        return work.mesh(*found, rtol / 2)
+    raise Unresolved(f"{BUDGET} points are not enough", _reachable(work, rtol, worst))
+
+
+def _on_the_line(work: _Work, rtol: float, goal: float) -> Mesh:
+    found = work.attempt(goal, LINE_BUDGET)
+    worst = math.inf if found is None else float(found[1].max())
+    if found is None or not worst <= rtol:
+        hopeless = "it does not settle where it is singular"
+        reason = hopeless if math.isinf(worst) else f"an error of {worst:.1e} is left"
+        raise Unresolved(reason, _decade(worst) if worst < 0.05 else None)
+    return work.mesh(*found, goal)
+
+
+def _reachable(work: _Work, rtol: float, lattice: float) -> float | None:
+    """The least power of ten for which there is a mesh with half of the budget, found by trying."""
+    exponents = range(math.floor(math.log10(rtol)) + 1, 0)
+    for tol in (10.0**e for e in exponents):
+        found = None if lattice <= tol else work.attempt(tol / 2, BUDGET / 2)
+        if lattice <= tol or (found is not None and bool((found[1] <= tol).all())):
+            return tol
+    return None
+
+
+def _lattice(work: _Work, rtol: float) -> tuple[Mesh | None, float]:
+    """The trapezoidal rule on lattices, for functions that are smooth but oscillate; and its error."""
+    worst = math.inf
+    for n in LATTICE[work.r]:
+        rules = _lattice_rule(work.r, n, work.x.device)
+        tiles = rules.z.split(max(1, TILE // work.laws))
+        u = torch.cat([work.u(z.expand(work.laws, *z.shape)).double() for z in tiles], 1)
+        error = torch.where(work.wanted, torch.maximum(gap(u, rules), slope_gap(u, rules)), 0.0)
+        worst = float(error.max()) if bool(torch.isfinite(error).all()) else math.inf
+        if worst <= rtol:
+            weights = torch.where(work.wanted[:, None], rules.fine, 0.0)
+            return Mesh(rules.z.expand(work.laws, *rules.z.shape), weights, error), worst
+    return None, worst
+
+
+@lru_cache(maxsize=4)
+def _lattice_rule(r: int, n: int, device: torch.device) -> Pair:
+    """A lattice of n^r points, and the one of every second point along each axis."""
+    x = ((np.arange(n) + 0.5) / n * 2 - 1) * EXTENT
+    w = np.exp(-(x**2) / 2)
+    half = np.where(np.arange(n) % 2 == 0, w, 0.0)
+    fine, coarse = (product([a / a.sum()] * r).prod(-1) for a in (w, half))
+    z, fine, coarse = (torch.as_tensor(a, device=device) for a in (product([x] * r), fine, coarse))
+    return Pair.of(z, fine, coarse)
+
+
+def _decade(error: float) -> float:
+    """The power of ten above twice an error."""
+    return float(10.0 ** math.ceil(math.log10(2 * error)))
+
+
+def _reach(u: Integrand, centre: Tensor, wanted: Tensor, r: int, rtol: float) -> float:
+    """How far to integrate, in standard deviations, or `Unresolved` if the tails of u outgrow the law."""
+    axes = np.array([a for a in product([np.arange(-1.0, 2.0)] * r) if a.any()])
+    rays = torch.as_tensor(axes / np.linalg.norm(axes, axis=-1, keepdims=True), device=centre.device)
+    far = torch.tensor(FARTHER, dtype=torch.float64, device=centre.device)
+    z = (far[:, None, None] * rays).reshape(-1, r)
+    values = u(z.expand(len(centre), *z.shape)).double().abs().reshape(len(centre), len(far), -1).amax(-1)
+    mass = values.log() - far**2 / 2 + (r + 2) * far.log()  # in logarithms
+    known = torch.cat([centre.abs().log()[:, None], mass], -1).cummax(-1).values[:, :-1]
+    small = torch.isfinite(mass) & (mass <= known + math.log(1e-3 * rtol))
+    good = small | (values == 0) | ~wanted[:, None]
+    if not bool(good.any(-1).all()):
+        limit = f"{FARTHER[-1]:g} standard deviations"
+        raise Unresolved(f"it has no expectation: its tails outgrow the law, seen up to {limit}")
+    return float(far[good.to(torch.int8).argmax(-1)].max())
+
+
+class _Pieces(NamedTuple):
+    """Intervals of lines: integrals and sizes of all moments, errors of the rule and of the integrand."""
+
+    line: Tensor  # (I,)
+    middle: Tensor
+    half: Tensor
+    value: Tensor  # (I, k)
+    size: Tensor
+    error: Tensor
+    inner: Tensor
+
+    def pick(self, which: Tensor) -> _Pieces:
+        return _Pieces(*(a[which] for a in self))
+
+    def over(self, a: Tensor, lines: int) -> Tensor:
+        """The sum of a over the pieces of each line."""
+        return a.new_zeros(lines, *a.shape[1:]).index_add(0, self.line, a)
+
+
+class _Lines(NamedTuple):
+    """Lines along one axis: the law to which each belongs, the coordinates before, and their density."""
+
+    law: Tensor  # (L,)
+    head: Tensor  # (L, axis)
+    weight: Tensor  # (L,)
+
+
+class _Work:
+    """The integration of one u: how far, how fine, and how much has been spent."""
+
+    def __init__(self, u: Integrand, centre: Tensor, wanted: Tensor, r: int, reach: float) -> None:
+        self.u, self.centre, self.wanted, self.r, self.reach = u, centre, wanted, r, reach
+        self.laws, self.left = len(centre), math.inf
+        x, wide, narrow = (np.array(a) for a in (NODES, KRONROD, GAUSS))
+        rule = (np.r_[-x, x[-2::-1]], np.r_[wide, wide[-2::-1]], np.r_[narrow, narrow[-2::-1]])
+        self.x, self.kronrod, self.gauss = (torch.as_tensor(a, device=centre.device) for a in rule)
+        self.scale = torch.zeros(self.laws, 1 + r + r * r, dtype=torch.float64, device=centre.device)
+
+    def whole(self) -> _Lines:
+        """The first axis of every law that is wanted."""
+        law = self.wanted.nonzero()[:, 0]
+        return _Lines(law, self.scale.new_zeros(len(law), 0), self.scale.new_ones(len(law)))
+
+    def values(self, law: Tensor, z: Tensor) -> Tensor:
+        """u at points z (N, r) of the laws (N,)."""
+        self.left -= len(z)
+        if self.left < 0:
+            raise _Spent
+        table, row, column = packed(law, z, self.laws)
+        tiles = table.split(max(1, TILE // self.laws), 1)
+        return torch.cat([self.u(tile).double() for tile in tiles], 1)[row, column]
+
+    def integrand(self, lines: _Lines, line: Tensor, z: Tensor, goal: float) -> Triple:
+        """The moments along lines at z (I, 15), their sizes, and errors of inner integrals: (I, 15, k)."""
+        below = self.below(lines, line, z)
+        density = _density(z)[..., None]
+        if below.head.shape[-1] < self.r:
+            found = self.refined(below, goal / 4)
+            sums = (found.value, found.size, found.error + found.inner)
+            parts = (found.over(a, len(below.law)) for a in sums)
+            value, size, error = (density * a.reshape(*z.shape, -1) for a in parts)
+            return value, size, error
+        u = self.values(below.law, below.head)
+        h = stein(below.head)
+        shifted = (u - self.centre[below.law])[:, None] * h
+        shifted[:, 0] = u
+        value = density * shifted.reshape(*z.shape, -1)
+        return value, value.abs(), torch.zeros_like(value)
+
+    def below(self, lines: _Lines, line: Tensor, z: Tensor) -> _Lines:
+        """The points z (I, 15) of lines, as lines along the next axis."""
+        head = lines.head[line][:, None].expand(*z.shape, -1)
+        law, weight = (a[line][:, None].expand(z.shape) for a in (lines.law, lines.weight))
+        points = torch.cat([head, z[..., None]], -1).reshape(z.numel(), -1)
+        return _Lines(law.reshape(-1), points, (weight * _density(z)).reshape(-1))
+
+    def pieces(self, lines: _Lines, line: Tensor, middle: Tensor, half: Tensor, goal: float) -> _Pieces:
+        """Integrals over intervals by the two rules; the error by the formula of QUADPACK."""
+        z = middle[:, None] + half[:, None] * self.x
+        parts = self.integrand(lines, line, z, goal)
+        broken = ~torch.isfinite(parts[0]).all(-1).all(-1)[:, None]
+        f, size, inner = (torch.where(broken[..., None], 0.0, a) for a in parts)
+        width, w = half[:, None], self.kronrod[:, None]
+        value, size, inner = (width * (a * w).sum(1) for a in (f, size, inner))
+        gap = (value - width * (f * self.gauss[:, None]).sum(1)).abs()
+        spread = width * ((f - (value / (2 * width))[:, None]).abs() * w).sum(1)
+        ratio = (200 * gap / torch.where(spread > 0, spread, 1.0)).clamp(max=1.0)
+        error = torch.where(broken, torch.inf, spread * ratio**1.5)
+        return _Pieces(line, middle, half, value, size, error, inner)
+
+    def refined(self, lines: _Lines, goal: float) -> _Pieces:
+        """Pieces of lines on which the two rules agree up to ``goal``, or the best that the budget allows."""
+        count, panels = len(lines.law), PANELS[self.r]
+        half = self.reach / panels
+        middle = (2 * torch.arange(panels, device=self.x.device) + 1) * half - self.reach
+        line = torch.arange(count, device=self.x.device).repeat_interleave(panels)
+        middle = middle.to(self.x).repeat(count)
+        found = self.pieces(lines, line, middle, torch.full_like(middle, half), goal)
+        for _ in range(ROUNDS):
+            error, total = self.relative(lines, found)
+            share = goal / (2 * torch.bincount(found.line, minlength=count))
+            bad = (error > share[found.line]) & ~(total <= goal)[found.line]
+            if not bool(bad.any()) or self.spent(int(bad.sum())):
+                break
+            found = _joined(found.pick(~bad), self.parts(lines, found.pick(bad), goal))
+        return found
+
+    def spent(self, pieces: int) -> bool:
+        """Whether the line, for which the best that there is will do, cannot afford to cut so many pieces."""
+        return self.r == 1 and self.left < pieces * PARTS * len(self.x)
+
+    def relative(self, lines: _Lines, found: _Pieces) -> tuple[Tensor, Tensor]:
+        """The errors of pieces (I,) and of lines (L,), in units of the integral along the line or of all."""
+        count = len(lines.law)
+        # A line counts by its density; lines within ten standard deviations, say, may err by as much.
+        law = self.scale[lines.law] / (10 * lines.weight[:, None]).clamp(min=1e-300)
+        own = found.over(found.size, count)
+        # Constants have no slope, but for rounding.
+        own[:, 1:] = torch.maximum(own[:, 1:], own[:, :1] * 1e-13)
+        size = torch.maximum(law, own).clamp(min=1e-300)
+        error = (found.error / size[found.line]).amax(-1)
+        return error, found.over(error, count)
+
+    def parts(self, lines: _Lines, found: _Pieces, goal: float) -> _Pieces:
+        """Pieces, each cut into `PARTS`."""
+        offset = (torch.arange(PARTS, device=self.x.device) + 0.5) * (2 / PARTS) - 1
+        middle = (found.middle[:, None] + found.half[:, None] * offset).reshape(-1)
+        line, half = (a.repeat_interleave(PARTS) for a in (found.line, found.half / PARTS))
+        return self.pieces(lines, line, middle, half, goal)
+
+    def points(self, lines: _Lines, share: Tensor, found: _Pieces, goal: float) -> Triple:
+        """The points of all pieces of lines with weights ``share``: laws (N,), coordinates and weights."""
+        below = self.below(lines, found.line, found.middle[:, None] + found.half[:, None] * self.x)
+        share = ((share[found.line] * found.half)[:, None] * self.kronrod).reshape(-1)
+        if below.head.shape[-1] == self.r:
+            return below.law, below.head, below.weight * share
+        # What is below has been refined before; to keep all that would take more than doing it again.
+        return self.points(below, share, self.refined(below, goal / 4), goal / 4)
+
+    def attempt(self, goal: float, budget: float) -> tuple[_Pieces, Tensor] | None:
+        """The pieces of the first axis, and the relative error of each law; None beyond the budget."""
+        self.left, lines = budget * self.laws, self.whole()
+        try:
+            found = self.refined(lines, goal)
+        except _Spent:
+            return None
+        rest = found.over(found.error + found.inner, self.laws)
+        size = found.over(found.size, self.laws)
+        return found, (rest / size.clamp(min=1e-300)).amax(-1)
+
+    def mesh(self, found: _Pieces, error: Tensor, goal: float) -> Mesh:
+        self.left = math.inf
+        lines = self.whole()
+        law, z, w = self.points(lines, torch.ones_like(lines.weight), found, goal)
+        table, row, column = packed(law, z, self.laws)
+        weights = w.new_zeros(table.shape[:-1]).index_put((row, column), w)
+        return Mesh(table, weights, error)
+
+
+class _Spent(Exception):
+    """The budget is used up."""
+
+
+def _density(z: Tensor) -> Tensor:
+    return torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
+
+
+def _joined(a: _Pieces, b: _Pieces) -> _Pieces:
+    return _Pieces(*(torch.cat(both) for both in zip(a, b, strict=True)))
+
+
+def packed(law: Tensor, z: Tensor, laws: int) -> Triple:
+    """Points (N, r) side by side in a table (laws, n, r), filled up with zeros, and where each one stands."""
+    order = torch.argsort(law, stable=True)
+    count = torch.bincount(law, minlength=laws)
+    column = torch.empty_like(order)
+    column[order] = torch.arange(len(z), device=z.device) - (count.cumsum(0) - count)[law[order]]
+    table = z.new_zeros(laws, int(count.max()), z.shape[-1])
+    return table.index_put((law, column), z), law, column
