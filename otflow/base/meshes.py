@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otflow.base.quadrature import Pair, gap, product, slope_gap, stein
+from otflow.base.quadrature import Rules, gap, product, slope_gap, stein
 
 Integrand: TypeAlias = Callable[[Tensor], Tensor]  # (members, n, r) -> (members, n)
 Triple: TypeAlias = tuple[Tensor, Tensor, Tensor]
@@ -121,14 +121,14 @@ def _lattice(work: _Work, rtol: float) -> tuple[Mesh | None, float]:
 
 
 @lru_cache(maxsize=4)
-def _lattice_rule(r: int, n: int, device: torch.device) -> Pair:
+def _lattice_rule(r: int, n: int, device: torch.device) -> Rules:
     """A lattice of n^r points, and the one of every second point along each axis."""
     x = ((np.arange(n) + 0.5) / n * 2 - 1) * EXTENT
     w = np.exp(-(x**2) / 2)
     half = np.where(np.arange(n) % 2 == 0, w, 0.0)
     fine, coarse = (product([a / a.sum()] * r).prod(-1) for a in (w, half))
     z, fine, coarse = (torch.as_tensor(a, device=device) for a in (product([x] * r), fine, coarse))
-    return Pair.of(z, fine, coarse)
+    return Rules.of(z, fine, coarse)
 
 
 def _decade(error: float) -> float:

@@ -27,7 +27,7 @@ REACH = 12.0  # standard deviations to which it goes; exp(-72) is below rounding
 HERMITE = {2: (14, 22), 3: (8, 11)}  # points per axis of the two Gauss-Hermite rules
 
 
-class Pair(NamedTuple):
+class Rules(NamedTuple):
     """Points (n, r) and weights (n,) of a rule, and what it takes to compare it with a coarser one."""
 
     z: Tensor
@@ -37,9 +37,9 @@ class Pair(NamedTuple):
     sizes: Tensor  # (n, k), and their absolute values
 
     @staticmethod
-    def of(z: Tensor, fine: Tensor, coarse: Tensor) -> Pair:
+    def of(z: Tensor, fine: Tensor, coarse: Tensor) -> Rules:
         h, w = stein(z), fine[:, None]
-        return Pair(z, fine, (fine - coarse)[:, None] * h, w * h, w * h.abs())
+        return Rules(z, fine, (fine - coarse)[:, None] * h, w * h, w * h.abs())
 
 
 class Record:
@@ -79,11 +79,11 @@ def note(error: Tensor) -> None:
 
 
 @lru_cache(maxsize=16)
-def pair(r: int, grid: int, dtype: torch.dtype, device: torch.device) -> Pair:
+def pair(r: int, grid: int, dtype: torch.dtype, device: torch.device) -> Rules:
     """The two rules that are tried first; ``grid`` is the number of points on the line."""
     arrays = _line(grid) if r == 1 else _two(*(_hermite(r, n) for n in HERMITE[r]))
-    rules = Pair.of(*(torch.as_tensor(a) for a in arrays))
-    return Pair(*(a.to(dtype=dtype, device=device) for a in rules))
+    rules = Rules.of(*(torch.as_tensor(a) for a in arrays))
+    return Rules(*(a.to(dtype=dtype, device=device) for a in rules))
 
 
 def grid(laws: int) -> int:
@@ -131,13 +131,13 @@ def stein(z: Tensor) -> Tensor:
     return torch.cat([one, products.flatten(-2)], -1)
 
 
-def gap(u: Tensor, rules: Pair) -> Tensor:
+def gap(u: Tensor, rules: Rules) -> Tensor:
     """How far the two rules are apart on values u (*batch, n), relative to E|u h|; the worst h, (*batch,)."""
     size = (u.abs() @ rules.sizes).clamp(min=torch.finfo(u.dtype).tiny)
     return ((u @ rules.gaps).abs() / size).amax(-1)
 
 
-def slope_gap(u: Tensor, rules: Pair, slopes: Tensor | None = None) -> Tensor:
+def slope_gap(u: Tensor, rules: Rules, slopes: Tensor | None = None) -> Tensor:
     """How far E[u h] is apart by the two rules, relative to E|(u - c) h|; c = E[u], which has no slope.
 
     Slopes (*batch, r, 1 + r), derivatives of E[u] in mean and root found in another way, are compared too.

@@ -84,13 +84,13 @@ def resolvable(mu: Gaussian) -> bool:
     return min(mu.root.shape[-2:]) <= meshes.AXES
 
 
-def _sampled(f: Function, mu: Gaussian) -> tuple[quadrature.Pair, Tensor]:
+def _sampled(f: Function, mu: Gaussian) -> tuple[quadrature.Rules, Tensor]:
     """The two rules that are tried first, and f at their points."""
     rules = quadrature.pair(mu.root.shape[-1], quadrature.grid(mu.batch.numel()), mu.dtype, mu.device)
     return rules, f(mu.mean[..., None, :] + rules.z @ mu.root.mT)
 
 
-def _good(error: Tensor, u: Tensor, rules: quadrature.Pair, mu: Gaussian, rtol: float) -> Tensor | None:
+def _good(error: Tensor, u: Tensor, rules: quadrature.Rules, mu: Gaussian, rtol: float) -> Tensor | None:
     """For which laws the first rules will do, (*batch,); None for all.
 
     Where f has left the finite numbers around the mean, or soon will, better points are of no help.
