@@ -22,14 +22,20 @@ Integrand: TypeAlias = Callable[[Tensor], Tensor]  # (members, n, r) -> (members
 Triple: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 AXES = 3  # dimensions that meshes go up to
+NEAR = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)  # standard deviations with which tails are compared
 # Standard deviations at which integrals end: the first at which the integrand has vanished.
-FARTHER = (12.0, 16.0, 22.0, 30.0, 37.0)
+FARTHER = {1: (12.0, 16.0, 22.0, 30.0, 37.0), 2: (7.0, 9.0, 12.0, 16.0, 22.0, 30.0, 37.0)}
 LATTICE = {2: (52, 104, 208), 3: (26, 52, 104)}  # points per axis of lattices; chosen: a million at most
 EXTENT = 8.5  # standard deviations to which lattices go; exp(-36) is below rounding
-PANELS = {1: 24, 2: 6, 3: 4}  # pieces of an axis to begin with, by the number of axes; chosen
-PARTS = 8  # into how many a piece is cut; chosen: half of the rounds of a bisection would be idle
-ROUNDS = 17  # cuts of a piece, at most: 8^-17 is below rounding
-BUDGET = 2**23  # points per law, at most, in two and three dimensions; chosen: a second or two
+# Points of a line to begin with, in two and three dimensions: what two densities of points say must agree, as
+# lines may pass unseen through what is narrow on them. 36 are exact to rounding for what is smooth; chosen.
+DENSITIES = {2: (36, 108, 324), 3: (36, 52)}
+PANELS = 24  # pieces of the line in one dimension, to begin with; chosen
+PARTS = {1: 8, 2: 3}  # into how many one is cut; chosen: on the line rounds count, else points
+ROUNDS = 34  # cuts of a piece, at most: 3^-34 is below rounding
+MERCY = 1e3  # by how much a line may be less accurate because it counts little; chosen
+MISSED = 1e-3  # a mesh that finds so little of what a lattice found has missed something; chosen
+BUDGET = 2**22  # points per law, at most, in two and three dimensions; chosen: a second or two
 LINE_BUDGET = 2**18  # and on the line
 GOAL = 1e-12  # relative error that is aimed at on the line, where accuracy costs little
 TILE = 2**19  # points at a time; chosen: 4 MB a coordinate
@@ -70,19 +76,42 @@ def mesh(u: Integrand, centre: Tensor, wanted: Tensor, r: int, rtol: float, goal
         rtol: relative to E|u| and, for slopes, to E|(u - c) h|.
         goal: the error that is aimed at on the line, where accuracy costs little.
     """
-    work = _Work(u, centre, wanted, r, _reach(u, centre, wanted, r, rtol))
+    work = _Work(u, centre, wanted, r, _reach(u, wanted, r, goal if r == 1 else min(rtol, 1e-6)))
     if r == 1:
         return _on_the_line(work, rtol, goal)
-    lattice, worst = _lattice(work, rtol)
+    lattice, worst, size = _lattice(work, rtol)
     if lattice is not None:
         return lattice
+    work.scale = 1e-2 * size  # a first guess of what is negligible
+    work.begin_with(DENSITIES[r][0])
     rough = work.attempt(0.1, BUDGET)
-    if rough is not None:  # from now on it is known what is negligible
-        work.scale[wanted] = rough[0].over(rough[0].size, len(work.whole().law))
-    found = work.attempt(rtol / 2, BUDGET)
-    if found is not None and bool((found[1] <= rtol).all()):
+    work.scale = torch.zeros_like(size)
+    if rough is not None:
+        work.scale[wanted] = rough[0].sums(int(wanted.sum()))[1]
+        if bool((work.scale[wanted, 0] < MISSED * size[wanted, 0]).any()):
+            raise Unresolved("it is too narrow to be found, though there is something")
+    found = _settled(work, rtol, BUDGET)
+    if found is not None:
         return work.mesh(*found, rtol / 2)
     raise Unresolved(f"{BUDGET} points are not enough", _reachable(work, rtol, worst))
+
+
+def _settled(work: _Work, rtol: float, budget: float) -> tuple[_Found, Tensor] | None:
+    """Pieces that have the error ``rtol``, by their own account and by that of a mesh with fewer points."""
+    before = None
+    for density in DENSITIES[work.r]:
+        work.begin_with(density)
+        found = work.attempt(rtol / 2, budget)
+        if found is None or not bool((found[1] <= rtol).all()):
+            return None
+        value, size, _ = found[0].sums(int(work.wanted.sum()))
+        if before is not None:
+            error = found[1].clone()
+            error[work.wanted] += ((value - before).abs() / size.clamp(min=1e-300)).amax(-1)
+            if bool((error <= rtol).all()):
+                return found[0], error
+        before = value
+    return None
 
 
 def _on_the_line(work: _Work, rtol: float, goal: float) -> Mesh:
@@ -99,25 +128,27 @@ def _reachable(work: _Work, rtol: float, lattice: float) -> float | None:
     """The least power of ten for which there is a mesh with half of the budget, found by trying."""
     exponents = range(math.floor(math.log10(rtol)) + 1, 0)
     for tol in (10.0**e for e in exponents):
-        found = None if lattice <= tol else work.attempt(tol / 2, BUDGET / 2)
-        if lattice <= tol or (found is not None and bool((found[1] <= tol).all())):
+        if lattice <= tol or _settled(work, tol, BUDGET / 2) is not None:
             return tol
     return None
 
 
-def _lattice(work: _Work, rtol: float) -> tuple[Mesh | None, float]:
-    """The trapezoidal rule on lattices, for functions that are smooth but oscillate; and its error."""
-    worst = math.inf
+def _lattice(work: _Work, rtol: float) -> tuple[Mesh | None, float, Tensor]:
+    """The trapezoidal rule on lattices, for what is smooth but oscillates; its error, sizes E|(u - c) h|."""
     for n in LATTICE[work.r]:
-        rules = _lattice_rule(work.r, n, work.x.device)
+        rules = _lattice_rule(work.r, n, work.scale.device)
         tiles = rules.z.split(max(1, TILE // work.laws))
         u = torch.cat([work.u(z.expand(work.laws, *z.shape)).double() for z in tiles], 1)
-        error = torch.where(work.wanted, torch.maximum(gap(u, rules), slope_gap(u, rules)), 0.0)
+        apart = torch.maximum(gap(u, rules), slope_gap(u, rules))
+        error = torch.where(work.wanted & (u != 0).any(-1), apart, 0.0)
         worst = float(error.max()) if bool(torch.isfinite(error).all()) else math.inf
-        if worst <= rtol:
+        size = (u - (u @ rules.fine)[:, None]).abs() @ rules.sizes
+        size[:, 0] = u.abs() @ rules.fine
+        empty = bool((size[work.wanted, 0] == 0).any()) and n < LATTICE[work.r][-1]
+        if worst <= rtol and not empty:
             weights = torch.where(work.wanted[:, None], rules.fine, 0.0)
-            return Mesh(rules.z.expand(work.laws, *rules.z.shape), weights, error), worst
-    return None, worst
+            return Mesh(rules.z.expand(work.laws, *rules.z.shape), weights, error), worst, size
+    return None, worst, size
 
 
 @lru_cache(maxsize=4)
@@ -136,21 +167,47 @@ def _decade(error: float) -> float:
     return float(10.0 ** math.ceil(math.log10(2 * error)))
 
 
-def _reach(u: Integrand, centre: Tensor, wanted: Tensor, r: int, rtol: float) -> float:
+def _reach(u: Integrand, wanted: Tensor, r: int, tol: float) -> float:
     """How far to integrate, in standard deviations, or `Unresolved` if the tails of u outgrow the law."""
     axes = np.array([a for a in product([np.arange(-1.0, 2.0)] * r) if a.any()])
-    rays = torch.as_tensor(axes / np.linalg.norm(axes, axis=-1, keepdims=True), device=centre.device)
-    far = torch.tensor(FARTHER, dtype=torch.float64, device=centre.device)
-    z = (far[:, None, None] * rays).reshape(-1, r)
-    values = u(z.expand(len(centre), *z.shape)).double().abs().reshape(len(centre), len(far), -1).amax(-1)
-    mass = values.log() - far**2 / 2 + (r + 2) * far.log()  # in logarithms
-    known = torch.cat([centre.abs().log()[:, None], mass], -1).cummax(-1).values[:, :-1]
-    small = torch.isfinite(mass) & (mass <= known + math.log(1e-3 * rtol))
-    good = small | (values == 0) | ~wanted[:, None]
+    rays = torch.as_tensor(axes / np.linalg.norm(axes, axis=-1, keepdims=True), device=wanted.device)
+    radii = torch.tensor((*NEAR, *FARTHER[min(r, 2)]), dtype=torch.float64, device=wanted.device)
+    z = (radii[:, None, None] * rays).reshape(-1, r)
+    values = u(z.expand(len(wanted), *z.shape)).double().abs().reshape(len(wanted), len(radii), -1).amax(-1)
+    mass = values.log() - radii**2 / 2 + (r + 1) * radii.log()  # in logarithms
+    small = torch.isfinite(mass[:, 1:]) & (
+        mass[:, 1:] <= mass.cummax(-1).values[:, :-1] + math.log(0.1 * tol)
+    )
+    good = (small | (values[:, 1:] == 0) | ~wanted[:, None])[:, len(NEAR) - 1 :]
+    far = radii[len(NEAR) :]
     if not bool(good.any(-1).all()):
-        limit = f"{FARTHER[-1]:g} standard deviations"
+        limit = f"{float(far[-1]):g} standard deviations"
         raise Unresolved(f"it has no expectation: its tails outgrow the law, seen up to {limit}")
     return float(far[good.to(torch.int8).argmax(-1)].max())
+
+
+class _Rule(NamedTuple):
+    """A rule on [-1, 1] and a coarser one on the same points."""
+
+    x: Tensor
+    fine: Tensor
+    coarse: Tensor
+
+
+@lru_cache(maxsize=4)
+def _kronrod(device: torch.device) -> _Rule:
+    x, wide, narrow = (np.array(a) for a in (NODES, KRONROD, GAUSS))
+    arrays = (np.r_[-x, x[-2::-1]], np.r_[wide, wide[-2::-1]], np.r_[narrow, narrow[-2::-1]])
+    return _Rule(*(torch.as_tensor(a, device=device) for a in arrays))
+
+
+@lru_cache(maxsize=16)
+def _trapezoid(count: int, device: torch.device) -> _Rule:
+    """Exponentially accurate for what vanishes at both ends; not symmetric, as kinks in the middle are."""
+    x = (np.arange(count) + 0.37) * (2 / count) - 1
+    fine = np.full(count, 2 / count)
+    coarse = np.where(np.arange(count) % 2, 0, 2 * fine)
+    return _Rule(*(torch.as_tensor(a, device=device) for a in (x, fine, coarse)))
 
 
 class _Pieces(NamedTuple):
@@ -172,6 +229,20 @@ class _Pieces(NamedTuple):
         return a.new_zeros(lines, *a.shape[1:]).index_add(0, self.line, a)
 
 
+class _Found(NamedTuple):
+    """What lines are made of: some of them of one piece, others cut."""
+
+    whole: _Pieces | None
+    cut: _Pieces
+
+    def sums(self, lines: int) -> Triple:
+        """Integrals, sizes and errors of the lines, (L, k) each."""
+        kinds = [self.cut] if self.whole is None else [self.whole, self.cut]
+        parts = [[p.over(a, lines) for a in (p.value, p.size, p.error + p.inner)] for p in kinds]
+        value, size, error = (sum(a[1:], start=a[0]) for a in zip(*parts, strict=True))
+        return value, size, error
+
+
 class _Lines(NamedTuple):
     """Lines along one axis: the law to which each belongs, the coordinates before, and their density."""
 
@@ -186,12 +257,16 @@ class _Work:
     def __init__(self, u: Integrand, centre: Tensor, wanted: Tensor, r: int, reach: float) -> None:
         self.u, self.centre, self.wanted, self.r, self.reach = u, centre, wanted, r, reach
         self.laws, self.left = len(centre), math.inf
-        x, wide, narrow = (np.array(a) for a in (NODES, KRONROD, GAUSS))
-        rule = (np.r_[-x, x[-2::-1]], np.r_[wide, wide[-2::-1]], np.r_[narrow, narrow[-2::-1]])
-        self.x, self.kronrod, self.gauss = (torch.as_tensor(a, device=centre.device) for a in rule)
+        self.cut, self.panels = _kronrod(centre.device), PANELS
+        self.whole = _trapezoid(PANELS, centre.device)  # not used on the line, where all of it has been tried
         self.scale = torch.zeros(self.laws, 1 + r + r * r, dtype=torch.float64, device=centre.device)
 
-    def whole(self) -> _Lines:
+    def begin_with(self, points: int) -> None:
+        """Take so many points for a line, whole or cut."""
+        self.whole = _trapezoid(points, self.scale.device)
+        self.panels = max(4, math.ceil(points / len(self.cut.x)))
+
+    def first(self) -> _Lines:
         """The first axis of every law that is wanted."""
         law = self.wanted.nonzero()[:, 0]
         return _Lines(law, self.scale.new_zeros(len(law), 0), self.scale.new_ones(len(law)))
@@ -211,46 +286,59 @@ class _Work:
         density = _density(z)[..., None]
         if below.head.shape[-1] < self.r:
             found = self.refined(below, goal / 4)
-            sums = (found.value, found.size, found.error + found.inner)
-            parts = (found.over(a, len(below.law)) for a in sums)
-            value, size, error = (density * a.reshape(*z.shape, -1) for a in parts)
+            parts = found.sums(len(below.law))
+            value, size, error = (density * a.reshape(*z.shape, self.scale.shape[-1]) for a in parts)
             return value, size, error
         u = self.values(below.law, below.head)
         h = stein(below.head)
         shifted = (u - self.centre[below.law])[:, None] * h
         shifted[:, 0] = u
-        value = density * shifted.reshape(*z.shape, -1)
+        value = density * shifted.reshape(*z.shape, self.scale.shape[-1])
         return value, value.abs(), torch.zeros_like(value)
 
     def below(self, lines: _Lines, line: Tensor, z: Tensor) -> _Lines:
         """The points z (I, 15) of lines, as lines along the next axis."""
         head = lines.head[line][:, None].expand(*z.shape, -1)
         law, weight = (a[line][:, None].expand(z.shape) for a in (lines.law, lines.weight))
-        points = torch.cat([head, z[..., None]], -1).reshape(z.numel(), -1)
+        points = torch.cat([head, z[..., None]], -1).reshape(z.numel(), head.shape[-1] + 1)
         return _Lines(law.reshape(-1), points, (weight * _density(z)).reshape(-1))
 
-    def pieces(self, lines: _Lines, line: Tensor, middle: Tensor, half: Tensor, goal: float) -> _Pieces:
-        """Integrals over intervals by the two rules; the error by the formula of QUADPACK."""
-        z = middle[:, None] + half[:, None] * self.x
+    def pieces(
+        self, rule: _Rule, lines: _Lines, line: Tensor, middle: Tensor, half: Tensor, goal: float
+    ) -> _Pieces:
+        """Integrals over intervals by the two rules, and how far these are apart."""
+        z = middle[:, None] + half[:, None] * rule.x
         parts = self.integrand(lines, line, z, goal)
         broken = ~torch.isfinite(parts[0]).all(-1).all(-1)[:, None]
         f, size, inner = (torch.where(broken[..., None], 0.0, a) for a in parts)
-        width, w = half[:, None], self.kronrod[:, None]
+        width, w = half[:, None], rule.fine[:, None]
         value, size, inner = (width * (a * w).sum(1) for a in (f, size, inner))
-        gap = (value - width * (f * self.gauss[:, None]).sum(1)).abs()
-        spread = width * ((f - (value / (2 * width))[:, None]).abs() * w).sum(1)
-        ratio = (200 * gap / torch.where(spread > 0, spread, 1.0)).clamp(max=1.0)
-        error = torch.where(broken, torch.inf, spread * ratio**1.5)
+        error = (value - width * (f * rule.coarse[:, None]).sum(1)).abs()
+        if rule is self.cut:  # the formula of QUADPACK for what is left by the better rule
+            spread = width * ((f - (value / (2 * width))[:, None]).abs() * w).sum(1)
+            ratio = (200 * error / torch.where(spread > 0, spread, 1.0)).clamp(max=1.0)
+            error = spread * ratio**1.5
+        error = torch.where(broken, torch.inf, error)
         return _Pieces(line, middle, half, value, size, error, inner)
 
-    def refined(self, lines: _Lines, goal: float) -> _Pieces:
+    def refined(self, lines: _Lines, goal: float) -> _Found:
         """Pieces of lines on which the two rules agree up to ``goal``, or the best that the budget allows."""
-        count, panels = len(lines.law), PANELS[self.r]
+        line = torch.arange(len(lines.law), device=self.scale.device)
+        if self.r == 1:  # the whole line has been tried
+            return _Found(None, self.cut_up(lines, line, goal))
+        middle = self.scale.new_zeros(len(line))
+        whole = self.pieces(self.whole, lines, line, middle, torch.full_like(middle, self.reach), goal)
+        rough = self.relative(lines, whole)[0] > goal
+        return _Found(whole.pick(~rough), self.cut_up(lines, line[rough], goal))
+
+    def cut_up(self, lines: _Lines, line: Tensor, goal: float) -> _Pieces:
+        """Pieces of some of the lines."""
+        panels, count = self.panels, len(lines.law)
         half = self.reach / panels
-        middle = (2 * torch.arange(panels, device=self.x.device) + 1) * half - self.reach
-        line = torch.arange(count, device=self.x.device).repeat_interleave(panels)
-        middle = middle.to(self.x).repeat(count)
-        found = self.pieces(lines, line, middle, torch.full_like(middle, half), goal)
+        middle = (2 * torch.arange(panels, device=line.device) + 1) * half - self.reach
+        middle = middle.to(self.scale).repeat(len(line))
+        start = (line.repeat_interleave(panels), middle, torch.full_like(middle, half))
+        found = self.pieces(self.cut, lines, *start, goal)
         for _ in range(ROUNDS):
             error, total = self.relative(lines, found)
             share = goal / (2 * torch.bincount(found.line, minlength=count))
@@ -262,7 +350,7 @@ class _Work:
 
     def spent(self, pieces: int) -> bool:
         """Whether the line, for which the best that there is will do, cannot afford to cut so many pieces."""
-        return self.r == 1 and self.left < pieces * PARTS * len(self.x)
+        return self.r == 1 and self.left < pieces * PARTS[1] * len(NODES) * 2
 
     def relative(self, lines: _Lines, found: _Pieces) -> tuple[Tensor, Tensor]:
         """The errors of pieces (I,) and of lines (L,), in units of the integral along the line or of all."""
@@ -272,40 +360,46 @@ class _Work:
         own = found.over(found.size, count)
         # Constants have no slope, but for rounding.
         own[:, 1:] = torch.maximum(own[:, 1:], own[:, :1] * 1e-13)
-        size = torch.maximum(law, own).clamp(min=1e-300)
+        # What a line seems to hold may be all that its points have seen of a bump, so mercy is limited.
+        size = torch.maximum(torch.minimum(law, MERCY * own), own).clamp(min=1e-300)
         error = (found.error / size[found.line]).amax(-1)
         return error, found.over(error, count)
 
     def parts(self, lines: _Lines, found: _Pieces, goal: float) -> _Pieces:
         """Pieces, each cut into `PARTS`."""
-        offset = (torch.arange(PARTS, device=self.x.device) + 0.5) * (2 / PARTS) - 1
+        n = PARTS[min(self.r, 2)]
+        offset = (torch.arange(n, device=found.line.device) + 0.5) * (2 / n) - 1
         middle = (found.middle[:, None] + found.half[:, None] * offset).reshape(-1)
-        line, half = (a.repeat_interleave(PARTS) for a in (found.line, found.half / PARTS))
-        return self.pieces(lines, line, middle, half, goal)
+        line, half = (a.repeat_interleave(n) for a in (found.line, found.half / n))
+        return self.pieces(self.cut, lines, line, middle, half, goal)
 
-    def points(self, lines: _Lines, share: Tensor, found: _Pieces, goal: float) -> Triple:
+    def points(self, lines: _Lines, share: Tensor, found: _Found, goal: float) -> Triple:
         """The points of all pieces of lines with weights ``share``: laws (N,), coordinates and weights."""
-        below = self.below(lines, found.line, found.middle[:, None] + found.half[:, None] * self.x)
-        share = ((share[found.line] * found.half)[:, None] * self.kronrod).reshape(-1)
+        kinds = [(self.cut, found.cut), *([(self.whole, found.whole)] if found.whole else [])]
+        nodes = [self.below(lines, p.line, p.middle[:, None] + p.half[:, None] * rule.x) for rule, p in kinds]
+        below = _Lines(*(torch.cat(a) for a in zip(*nodes, strict=True)))
+        shares = [((share[p.line] * p.half)[:, None] * rule.fine).reshape(-1) for rule, p in kinds]
+        share = torch.cat(shares)
         if below.head.shape[-1] == self.r:
             return below.law, below.head, below.weight * share
         # What is below has been refined before; to keep all that would take more than doing it again.
         return self.points(below, share, self.refined(below, goal / 4), goal / 4)
 
-    def attempt(self, goal: float, budget: float) -> tuple[_Pieces, Tensor] | None:
+    def attempt(self, goal: float, budget: float) -> tuple[_Found, Tensor] | None:
         """The pieces of the first axis, and the relative error of each law; None beyond the budget."""
-        self.left, lines = budget * self.laws, self.whole()
+        self.left, lines = budget * self.laws, self.first()
         try:
             found = self.refined(lines, goal)
         except _Spent:
             return None
-        rest = found.over(found.error + found.inner, self.laws)
-        size = found.over(found.size, self.laws)
-        return found, (rest / size.clamp(min=1e-300)).amax(-1)
+        _, size, rest = found.sums(len(lines.law))
+        error = self.scale.new_zeros(self.laws)
+        error[lines.law] = (rest / size.clamp(min=1e-300)).amax(-1)
+        return found, error
 
-    def mesh(self, found: _Pieces, error: Tensor, goal: float) -> Mesh:
+    def mesh(self, found: _Found, error: Tensor, goal: float) -> Mesh:
         self.left = math.inf
-        lines = self.whole()
+        lines = self.first()
         law, z, w = self.points(lines, torch.ones_like(lines.weight), found, goal)
         table, row, column = packed(law, z, self.laws)
         weights = w.new_zeros(table.shape[:-1]).index_put((row, column), w)

@@ -98,7 +98,7 @@ def _good(error: Tensor, u: Tensor, rules: quadrature.Rules, mu: Gaussian, rtol:
     trusted = quadrature.STRICT if mu.root.shape[-1] == 1 else 1.0
     if bool((error <= max(trusted * rtol, _least(mu))).all()):
         return None
-    core = u[..., rules.z.square().sum(-1) < 1].abs().amax(-1)
+    core = u[..., rules.z.square().sum(-1) < 1].abs().nan_to_num(torch.inf, torch.inf).amin(-1)
     good = (error <= _tolerance(mu, trusted * rtol)) | ~(core < torch.finfo(mu.dtype).max ** 0.5)
     return None if bool(good.all()) else good
 
@@ -144,7 +144,7 @@ def _mesh(f: Function, mu: Gaussian, centre: Tensor, good: Tensor, rtol: float, 
     except meshes.Unresolved as failure:
         why = f"{name} on {mu!r}: {failure}"
         if failure.reachable is None:
-            remedy = "take an energy that grows less and is less singular, or Particles"
+            remedy = "take an energy that grows less, is wider or less singular, or Particles of the law"
             checks.fail("mu", repr(mu), why, remedy)
         remedy = f"pass rtol={failure.reachable:g} to the energy, or sample the law and use Particles"
         checks.fail("rtol", f"{tol:.3g}", why, remedy)

@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 import otflow as of
 from otflow.base import meshes
-from tests.energies.bumps import CASES
+from tests.energies.bumps import CASES, bump
 
 W2 = of.Wasserstein()
 LAWS = [(0.0, 1.0), (0.31, 0.7)]
@@ -146,3 +146,85 @@ def test_a_trajectory_tells_how_good_its_integrals_were(stepper: of.Stepper, dt:
     assert bool(((worst[1:] > 0) & (worst[1:] <= 1e-6)).all())
     cloud = of.flow(of.Particles([[1.0]]), field, of.Euler(), t1=1.0, dt=0.5)
     assert "quadrature" not in cloud.certificates
+
+
+# --- two and three dimensions --------------------------------------------------------------------------
+
+TILTED = torch.tensor([0.8, 0.6], dtype=torch.float64)
+PLANAR = {
+    # value and slope in the mean at the standard law, all in closed form
+    "bump": (bump(0.05, 0.02), None),
+    "half plane": (lambda x: (x @ TILTED > 0.3).to(x.dtype), (norm.sf(0.3), norm.pdf(0.3) * TILTED)),
+    "relu": (lambda x: torch.relu(x @ TILTED - 2), (norm.pdf(2) - 2 * norm.sf(2), norm.sf(2) * TILTED)),
+    "maximum": (lambda x: x.amax(-1), (1 / math.sqrt(math.pi), torch.tensor([0.5, 0.5]))),
+    "distance": (lambda x: x.square().sum(-1).sqrt(), (math.sqrt(math.pi / 2), torch.zeros(2))),
+    "logarithm": (lambda x: x.square().sum(-1).log(), (math.log(2) - np.euler_gamma, torch.zeros(2))),
+}
+
+
+@pytest.mark.parametrize("name", PLANAR)
+def test_values_and_slopes_in_the_plane_are_closed_forms(name: str) -> None:
+    U, truth = PLANAR[name]
+    F, mu = of.Potential(U), of.Gaussian(np.zeros(2), root=np.eye(2))
+    if truth is None:  # E[U] = w^2 / (w^2 + 1) exp(-|c|^2 / (2 + 2 w^2)), and its slope c E[U] / (w^2 + 1)
+        value = 0.0025 / 1.0025 * math.exp(-0.0008 / 2 / 1.0025)
+        truth = (value, value * torch.full((2,), 0.02) / 1.0025)
+    assert F(mu).item() == pytest.approx(truth[0], rel=1e-6)
+    np.testing.assert_allclose(F.differential(mu)[0], truth[1], rtol=2e-6, atol=2e-6 * abs(truth[0]))
+
+
+@pytest.mark.parametrize("d", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_waves_in_more_dimensions_have_their_closed_form(d: int) -> None:
+    s, m = 0.1, 0.2
+    F = of.Potential(lambda x: torch.cos(30 * x).sum(-1))
+    narrow = of.Gaussian(np.full(d, m), root=s * np.eye(d))
+    assert F(narrow).item() == pytest.approx(d * math.exp(-4.5) * math.cos(6), rel=1e-6)
+    slope = -30 * math.exp(-4.5) * math.sin(6)
+    np.testing.assert_allclose(F.differential(narrow)[0], np.full(d, slope), rtol=1e-6)
+    assert abs(F(of.Gaussian(np.zeros(d), root=np.eye(d))).item()) < 1e-6  # exp(-450)
+
+
+def test_a_singular_covariance_moves_off_its_range_by_the_path() -> None:
+    """The law is flat in y, so that the slope in y is E[dU/dy]; along x the indicator has one by its jump."""
+    mu = of.Gaussian([0.0, 0.5], root=[[1.0], [0.0]])
+    F = of.Potential(lambda x: (x[..., 0] > 0.3).to(x.dtype) * x[..., 1].square())
+    assert F(mu).item() == pytest.approx(norm.sf(0.3) / 4, rel=1e-9)
+    found = F.differential(mu)[0].tolist()
+    assert found == pytest.approx([norm.pdf(0.3) / 4, norm.sf(0.3)], rel=1e-9)
+
+
+@pytest.mark.slow
+def test_the_tolerance_that_a_refusal_names_is_reached() -> None:
+    disc = lambda x: (x.square().sum(-1) < 1).to(x.dtype)  # noqa: E731
+    mu = of.Gaussian(np.zeros(2), root=np.eye(2))
+    with pytest.raises(of.InputError, match=r"pass rtol=") as refused:
+        of.Potential(disc)(mu)
+    rtol = float(str(refused.value).partition("pass rtol=")[2].split()[0])
+    F = of.Potential(disc, rtol=rtol)
+    assert F(mu).item() == pytest.approx(1 - math.exp(-0.5), rel=rtol)
+    np.testing.assert_allclose(F.differential(mu)[1], -np.eye(2) * math.exp(-0.5) / 2, atol=2 * rtol)
+
+
+@pytest.mark.slow
+def test_jumps_and_kinks_in_space_are_resolved() -> None:
+    mu = of.Gaussian(np.zeros(3), root=np.eye(3))
+    kink = of.Potential(lambda x: x[..., 0].abs())
+    assert kink(mu).item() == pytest.approx(math.sqrt(2 / math.pi), rel=1e-6)
+    jump = of.Potential(lambda x: (x[..., 0] > 0.3).to(x.dtype), rtol=1e-4)
+    assert jump(mu).item() == pytest.approx(norm.sf(0.3), rel=1e-4)
+    assert jump.differential(mu)[0].tolist() == pytest.approx([norm.pdf(0.3), 0, 0], abs=1e-4)
+
+
+def test_what_is_too_narrow_for_every_mesh_is_not_taken_for_nothing() -> None:
+    mu = of.Gaussian(np.zeros(2), root=np.eye(2))
+    with pytest.raises(of.InputError, match="too narrow to be found"):
+        of.Potential(bump(0.005))(mu)
+    assert of.Potential(lambda x: 0 * x.sum(-1))(mu).item() == 0.0
+
+
+def test_another_tolerance_can_be_asked_for() -> None:
+    with pytest.raises(of.InputError, match="rtol"):
+        of.Potential(bump(1.0), rtol=0.0)
+    mu = of.Gaussian(np.zeros(2), root=np.eye(2))
+    loose = of.Potential(lambda x: x[..., 0].abs(), rtol=0.1)(mu).item()
+    assert loose == pytest.approx(math.sqrt(2 / math.pi), rel=0.1)
