@@ -50,7 +50,7 @@ def slope(f: Function, mu: Gaussian, rtol: float, name: str, *, create_graph: bo
     path = _gradient(value, mu, create_graph)
     with torch.no_grad():
         found = mu.root.mT @ torch.cat([path[0][..., None], path[1]], -1)
-        error = quadrature.slope_gap(u, rules, found)
+        error = torch.maximum(quadrature.gap(u, rules), quadrature.slope_gap(u, rules, found))
         good = _good(error, u, rules, mu, rtol)
     if good is None:
         quadrature.note(error)
@@ -137,7 +137,7 @@ def _mesh(f: Function, mu: Gaussian, centre: Tensor, good: Tensor, rtol: float, 
     wanted = ~good.reshape(-1)
     tol = float(_tolerance(mu, rtol).reshape(-1)[wanted].max())
     goal = min(tol, max(meshes.GOAL, _least(mu)))
-    start = centre.detach().reshape(-1).double()
+    start = centre.detach().reshape(-1).double().nan_to_num(0.0, 0.0, 0.0)  # only to subtract
     try:
         with torch.no_grad():
             return meshes.mesh(u, start, wanted, r, tol, goal)

@@ -228,3 +228,62 @@ def test_another_tolerance_can_be_asked_for() -> None:
     mu = of.Gaussian(np.zeros(2), root=np.eye(2))
     loose = of.Potential(lambda x: x[..., 0].abs(), rtol=0.1)(mu).item()
     assert loose == pytest.approx(math.sqrt(2 / math.pi), rel=0.1)
+
+
+# --- interactions --------------------------------------------------------------------------------------
+
+S = 0.8
+WIDE = math.sqrt(2) * S  # the standard deviation of x - y
+# W on the line, with F = E[W] / 2 on N(m, S^2) and its derivative in the root
+KERNELS = {
+    "modulus": (lambda z: z.abs(), S / math.sqrt(math.pi), 1 / math.sqrt(math.pi)),
+    "bump": (lambda z: torch.exp(-200 * z**2), 0.025 / math.sqrt(0.0025 + WIDE**2), None),
+    "window": (
+        lambda z: (z.abs() < 0.5).to(z.dtype),
+        0.5 - norm.sf(0.5 / WIDE),
+        -norm.pdf(0.5 / WIDE) * 0.5 / WIDE / S,
+    ),
+}
+
+
+@pytest.mark.parametrize("d", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", KERNELS)
+def test_interactions_through_differences_are_closed_forms(name: str, d: int) -> None:
+    W, value, in_root = KERNELS[name]
+    in_root = -2 * S * value / (0.0025 + WIDE**2) if in_root is None else in_root
+    F = of.Interaction(lambda x, y: W(x[..., 0] - y[..., 0]), rtol=1e-3 if d == 3 else 1e-6)
+    mu = of.Gaussian(np.full(d, 0.3), root=S * np.eye(d))
+    assert F(mu).item() == pytest.approx(value, rel=F.rtol)
+    mean, root = F.differential(mu)
+    assert mean.abs().max() < 1e-12
+    assert root[0, 0].item() == pytest.approx(in_root, rel=3 * F.rtol)
+
+
+def test_an_interaction_of_rank_one_may_have_kinks_off_the_diagonal() -> None:
+    F = of.Interaction(lambda x, y: torch.maximum(x, y)[..., 0])
+    for mu in (of.Gaussian([0.3], root=[[S]]), of.Gaussian([0.3, 2.0], root=[[S], [0.0]])):
+        assert F(mu).item() == pytest.approx((0.3 + S / math.sqrt(math.pi)) / 2, rel=1e-6)
+        assert F.differential(mu)[0][0].item() == pytest.approx(0.5, rel=1e-6)
+
+
+def test_an_interaction_that_product_rules_do_not_resolve_is_refused() -> None:
+    mu = of.Gaussian([0.3, 0.3], root=S * np.eye(2))
+    for W in (lambda x, y: torch.maximum(x, y)[..., 0], lambda x, y: (x * y)[..., 0].sign()):
+        F = of.Interaction(W)
+        for ask in (F, F.differential):
+            with pytest.raises(of.InputError, match="not resolved by product rules"):
+                ask(mu)
+
+
+def test_a_smooth_interaction_of_scores_is_a_closed_form() -> None:
+    """E exp(x.y / 4) over standard normal laws in the plane is 1 / (1 - 1/16)."""
+    mu = of.Gaussian(np.zeros(2), root=np.eye(2))
+    F = of.Interaction(lambda x, y: torch.exp((x * y).sum(-1) / 4))
+    assert F(mu).item() == pytest.approx(0.5 / (1 - 1 / 16), rel=1e-9)
+    np.testing.assert_allclose(F.differential(mu)[1], np.eye(2) / 16 / (1 - 1 / 16) ** 2, atol=1e-9)
+
+
+def test_projected_fields_tell_how_good_their_integrals_were() -> None:
+    field = of.GaussianProjection(of.Perceptron([[-1.0]], [[1.0]]))
+    traj = of.flow(of.Gaussian([0.5], root=[[1.0]]), field, of.Euler(), t1=0.2, dt=0.1)
+    assert traj.certificates["quadrature"].max() <= 1e-6
