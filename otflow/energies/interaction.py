@@ -13,6 +13,7 @@ from torch import Tensor
 
 from otflow.base import checks, quadrature
 from otflow.base.kernels import row_tiles
+from otflow.base.meshes import AXES
 from otflow.base.tables import named
 from otflow.base.tangent import Tangent
 from otflow.energies.base import Energy, called, gradient, trust_nodes
@@ -55,8 +56,10 @@ class Interaction(Energy):
     def __call__(self, mu: Measure) -> Tensor:
         if isinstance(mu, Gaussian) and (pairs := self._pairs(mu)) is not None:
             return mean(*pairs, self.rtol, f"{self!r}")
-        self._admit(mu)
-        return self._double_integral(mu)
+        mu = self._admit(mu)
+        value = self._double_integral(mu)
+        self._trust_value(mu, value)
+        return value
 
     def __repr__(self) -> str:
         return f"Interaction({named(self.W)}{'' if self.diagonal else ', diagonal=False'})"
@@ -95,7 +98,8 @@ class Interaction(Energy):
         z = torch.as_tensor(_normal(mu.root.shape[-1]), dtype=mu.dtype, device=mu.device)
         points = mu.mean[..., None, :] + z @ mu.root.mT
         x, y = points[..., ::2, :], points[..., 1::2, :]
-        value, moved = self._at(x, y), self._at(x - y, torch.zeros_like(x))
+        both = self._at(torch.cat([x, x - y], -2), torch.cat([y, torch.zeros_like(y)], -2))
+        value, moved = both.chunk(2, -1)
         size = value.abs().amax()
         slack = 1e4 * torch.finfo(mu.dtype).eps
         return bool((size > 0) & ((value - moved).abs() <= slack * size).all())
@@ -105,14 +109,13 @@ class Interaction(Energy):
         rule = "a Gaussian has no atoms to leave out"
         checks.require(good, "diagonal", False, rule, "sample it and use Particles")
 
-    @torch.no_grad()
-    def _admit(self, mu: Measure) -> None:
-        """Refuse measures on which the double sum over the nodes is not the double integral."""
+    def _admit(self, mu: Measure) -> Measure:
+        """The measure with a root of few columns, or an error where it has no double integral over nodes."""
         self._atoms(mu)
         if isinstance(mu, Gaussian) and resolvable(mu):
-            self._trust_value(mu)
-        else:
-            trust_nodes(mu, self._double_integral, lambda mu: self._double_integral(mu, absolute=True))
+            return lean(mu)
+        trust_nodes(mu, self._double_integral, lambda mu: self._double_integral(mu, absolute=True))
+        return mu
 
     def _double_integral(self, mu: Measure, *, absolute: bool = False) -> Tensor:
         return self._sum(*mu.nodes(), absolute=absolute)
@@ -120,48 +123,64 @@ class Interaction(Energy):
     def _sum(self, x: Tensor, w: Tensor, *, absolute: bool = False) -> Tensor:
         return torch.stack([self._tile(x, w, rows, absolute=absolute) for rows in self._tiles(x)]).sum(0)
 
-    def covector_at(self, mu: Measure, coords: Sequence[Tensor], *, create_graph: bool) -> Tangent:
-        known = type(self).__call__ is Interaction.__call__  # not a subclass that knows its value better
-        if known and isinstance(mu, Gaussian) and (pairs := self._pairs(mu)) is not None:
-            return pulled_slope(*pairs, coords, self.rtol, f"{self!r}", create_graph=create_graph)
-        return super().covector_at(mu, coords, create_graph=create_graph)
-
     def differential(self, mu: Measure) -> Tangent:
-        if self.wants_graph(mu) or (isinstance(mu, Gaussian) and self._pairs(mu.detach()) is not None):
+        if isinstance(mu, Gaussian) or self.wants_graph(mu):
             return super().differential(mu)  # small problems: autograd keeps the whole graph
-        self._admit(mu)
         with torch.enable_grad():
             coords = [c.detach().requires_grad_() for c in mu.coords]
-            nodes = mu.at(coords).nodes()
-            x, w = (a.detach().requires_grad_() for a in nodes)
-            parts = (gradient(self._tile(x, w, rows).sum(), (x, w)) for rows in self._tiles(x))
-            grads = sum(parts, start=Tangent([torch.zeros_like(x), torch.zeros_like(w)]))
-            # The chain rule by hand: gradients at the nodes, then the nodes as functions of the coordinates.
-            through = torch.stack([(a * g).sum() for a, g in zip(nodes, grads, strict=True)]).sum()
-            found = gradient(through, coords)
-        if isinstance(mu, Gaussian) and resolvable(mu):
+            return self._streamed(mu.at(coords), coords)
+
+    def covector_at(self, mu: Measure, coords: Sequence[Tensor], *, create_graph: bool) -> Tangent:
+        if type(self).__call__ is not Interaction.__call__ or not isinstance(mu, Gaussian):
+            return super().covector_at(mu, coords, create_graph=create_graph)  # of the value, by autograd
+        pairs = self._pairs(mu)
+        if pairs is not None:
+            return pulled_slope(*pairs, coords, self.rtol, f"{self!r}", create_graph=create_graph)
+        if create_graph:
+            return super().covector_at(mu, coords, create_graph=True)
+        return self._streamed(mu, coords)
+
+    def _streamed(self, mu: Measure, coords: Sequence[Tensor]) -> Tangent:
+        """The derivative in ``coords``, of which mu is made, by tiles that are forgotten one by one."""
+        mu = self._admit(mu)
+        nodes = mu.nodes()
+        x, w = (a.detach().requires_grad_() for a in nodes)
+        parts = (gradient(self._tile(x, w, rows).sum(), (x, w)) for rows in self._tiles(x))
+        grads = sum(parts, start=Tangent([torch.zeros_like(x), torch.zeros_like(w)]))
+        # The chain rule by hand: gradients at the nodes, then the nodes as functions of the coordinates.
+        own = list(mu.coords)
+        through = torch.stack([(a * g).sum() for a, g in zip(nodes, grads, strict=True)]).sum()
+        found = gradient(through, own)
+        if isinstance(mu, Gaussian):
+            self._trust_value(mu, (w * grads[1]).sum(-1) / 2)  # a quadratic form is half its slope
             self._trust_slope(mu, grads[1], found)
-        return found
+        return gradient(torch.stack([(a * g).sum() for a, g in zip(own, found, strict=True)]).sum(), coords)
 
     @torch.no_grad()
-    def _trust_value(self, mu: Gaussian) -> None:
-        """Refuse a double integral that a coarser rule contradicts."""
-        r = mu.root.shape[-1]
-        arrays = quadrature.hermite(r, quadrature.HERMITE[r][0])
-        z, w = (torch.as_tensor(a, dtype=mu.dtype, device=mu.device) for a in arrays)
+    def _trust_value(self, mu: Measure, value: Tensor) -> None:
+        """Refuse a double integral that a coarser product rule contradicts."""
+        r = mu.root.shape[-1] if isinstance(mu, Gaussian) else 0
+        if not isinstance(mu, Gaussian) or r > AXES:  # the cubature has been checked
+            return
+        z, w = (
+            torch.as_tensor(a, dtype=mu.dtype, device=mu.device)
+            for a in quadrature.hermite(r, quadrature.HERMITE[r][0])
+        )
         x, w = mu.mean[..., None, :] + z @ mu.root.mT, w.expand(*mu.batch, len(w))
         size = self._sum(x, w, absolute=True).clamp(min=torch.finfo(mu.dtype).tiny)
-        self._trust((self._sum(x, w) - self._double_integral(mu)).abs() / size)
+        self._trust((self._sum(x, w) - value).abs() / size)
 
     @torch.no_grad()
     def _trust_slope(self, mu: Gaussian, variation: Tensor, found: Tangent) -> None:
         """Refuse a slope that is not that of the moving density, by Stein's identity for the variation."""
+        if mu.root.shape[-1] > AXES:
+            return
         z, w = mu.standard_nodes()
         slopes = mu.root.mT @ torch.cat([found[0][..., None], found[1]], -1)
         self._trust(quadrature.slope_gap(variation, quadrature.Rules.of(z, w, w), slopes))
 
     def _trust(self, error: Tensor) -> None:
-        worst = float(error.max())
+        worst = float(error.nan_to_num(0.0).max())  # what is not finite is left for the flow to judge
         if worst > max(self.rtol, 1e3 * torch.finfo(error.dtype).eps):
             why = f"{self!r} is not resolved by product rules, and does not depend on x - y only"
             known = f"pass rtol={10.0 ** math.ceil(math.log10(2 * worst)):g}, or " if worst < 0.05 else ""
