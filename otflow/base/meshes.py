@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otflow.base.quadrature import Rules, gap, product, slope_gap, stein
+from otflow.base.quadrature import STRICT, Rules, gap, product, slope_gap, stein
 
 Integrand: TypeAlias = Callable[[Tensor], Tensor]  # (members, n, r) -> (members, n)
 Triple: TypeAlias = tuple[Tensor, Tensor, Tensor]
@@ -145,16 +145,16 @@ def _lattice(work: _Work, rtol: float) -> tuple[Mesh | None, float, Tensor]:
         size = (u - (u @ rules.fine)[:, None]).abs() @ rules.sizes
         size[:, 0] = u.abs() @ rules.fine
         empty = bool((size[work.wanted, 0] == 0).any()) and n < LATTICE[work.r][-1]
-        if worst <= rtol and not empty:
+        if worst <= STRICT[1] * rtol and not empty:
             weights = torch.where(work.wanted[:, None], rules.fine, 0.0)
             return Mesh(rules.z.expand(work.laws, *rules.z.shape), weights, error), worst, size
-    return None, worst, size
+    return None, worst / STRICT[1], size
 
 
 @lru_cache(maxsize=4)
 def _lattice_rule(r: int, n: int, device: torch.device) -> Rules:
     """A lattice of n^r points, and the one of every second point along each axis."""
-    x = ((np.arange(n) + 0.5) / n * 2 - 1) * EXTENT
+    x = ((np.arange(n) + 0.37) / n * 2 - 1) * EXTENT
     w = np.exp(-(x**2) / 2)
     half = np.where(np.arange(n) % 2 == 0, w, 0.0)
     fine, coarse = (product([a / a.sum()] * r).prod(-1) for a in (w, half))

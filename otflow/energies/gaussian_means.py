@@ -95,7 +95,7 @@ def _good(error: Tensor, u: Tensor, rules: quadrature.Rules, mu: Gaussian, rtol:
 
     Where f has left the finite numbers around the mean, or soon will, better points are of no help.
     """
-    trusted = quadrature.STRICT if mu.root.shape[-1] == 1 else 1.0
+    trusted = quadrature.STRICT[mu.root.shape[-1]]
     if bool((error <= max(trusted * rtol, _least(mu))).all()):
         return None
     core = u[..., rules.z.square().sum(-1) < 1].abs().nan_to_num(torch.inf, torch.inf).amin(-1)

@@ -162,6 +162,7 @@ PLANAR = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PLANAR)
 def test_values_and_slopes_in_the_plane_are_closed_forms(name: str) -> None:
     U, truth = PLANAR[name]
