@@ -27,7 +27,7 @@ STRICT = {1: 1e-4, 2: 0.1, 3: 0.1}
 REACH = 12.0  # standard deviations to which it goes; exp(-72) is below rounding
 # Points per axis of the two Gauss-Hermite rules; an odd and an even one, since at a jump near the middle all
 # even ones say one half.
-HERMITE = {2: (13, 22), 3: (7, 10)}
+HERMITE = {2: (15, 22), 3: (9, 12)}
 
 
 class Rules(NamedTuple):
