@@ -16,7 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otflow.base.quadrature import STRICT, Rules, gap, product, slope_gap, stein
+from otflow.base import boxes
+from otflow.base.boxes import density
+from otflow.base.quadrature import (
+    NODES,
+    STRICT,
+    Axis,
+    Rules,
+    gap,
+    kronrod,
+    product,
+    slope_gap,
+    stein,
+    trapezoid,
+)
 
 Integrand: TypeAlias = Callable[[Tensor], Tensor]  # (members, n, r) -> (members, n)
 Triple: TypeAlias = tuple[Tensor, Tensor, Tensor]
@@ -39,14 +52,6 @@ BUDGET = 2**22  # points per law, at most, in two and three dimensions; chosen: 
 LINE_BUDGET = 2**18  # and on the line
 GOAL = 1e-12  # relative error that is aimed at on the line, where accuracy costs little
 TILE = 2**19  # points at a time; chosen: 4 MB a coordinate
-# The rule of Kronrod with 15 points and that of Gauss with 7 (QUADPACK, Piessens et al. 1983).
-NODES = (0.991455371120812639, 0.949107912342758525, 0.864864423359769073, 0.741531185599394440,
-         0.586087235467691130, 0.405845151377397167, 0.207784955007898468, 0.0)  # fmt: skip
-KRONROD = (0.022935322010529225, 0.063092092629978553, 0.104790010322250184, 0.140653259715525919,
-           0.169004726639267903, 0.190350578064785410, 0.204432940075298892,
-           0.209482141084727828)  # fmt: skip
-GAUSS = (0.0, 0.129484966168869693, 0.0, 0.279705391489276668,
-         0.0, 0.381830050505118945, 0.0, 0.417959183673469388)  # fmt: skip
 
 
 class Mesh(NamedTuple):
@@ -79,28 +84,46 @@ def mesh(u: Integrand, centre: Tensor, wanted: Tensor, r: int, rtol: float, goal
     work = _Work(u, centre, wanted, r, _reach(u, wanted, r, goal if r == 1 else min(rtol, 1e-6)))
     if r == 1:
         return _on_the_line(work, rtol, goal)
-    lattice, worst, size = _lattice(work, rtol)
-    if lattice is not None:
-        return lattice
-    work.scale = 1e-2 * size  # a first guess of what is negligible
-    work.begin_with(DENSITIES[r][0])
+    seen = _lattice(work, rtol)
+    if seen.mesh is not None:
+        return seen.mesh
+    if _scaled(work, seen):
+        found = _settled(work, rtol, BUDGET)
+        if found is not None:
+            return work.mesh(*found, rtol / 2)
+    tolerances = [rtol, *_decades(rtol)]
+    stops = _boxes(work, seen, tolerances)
+    if rtol in stops:
+        return work.mesh_of(stops[rtol])
+    raise Unresolved(f"{BUDGET} points are not enough", _reachable(work, tolerances[1:], seen, stops))
+
+
+def _scaled(work: _Work, seen: _Seen) -> bool:
+    """Whether lines find what the lattice has seen; they learn then what is negligible."""
+    work.scale = 1e-2 * seen.size  # a first guess
+    work.begin_with(DENSITIES[work.r][0])
     rough = work.attempt(0.1, BUDGET)
-    work.scale = torch.zeros_like(size)
-    if rough is not None:
-        work.scale[wanted] = rough[0].sums(int(wanted.sum()))[1]
-        if bool((work.scale[wanted, 0] < MISSED * size[wanted, 0]).any()):
-            raise Unresolved("it is too narrow to be found, though there is something")
-    found = _settled(work, rtol, BUDGET)
-    if found is not None:
-        return work.mesh(*found, rtol / 2)
-    raise Unresolved(f"{BUDGET} points are not enough", _reachable(work, rtol, worst))
+    work.scale = torch.zeros_like(seen.size)
+    if rough is None:
+        return True
+    work.scale[work.wanted] = rough[0].sums(int(work.wanted.sum()))[1]
+    return not seen.missed(work.scale, work.wanted)
+
+
+def _boxes(work: _Work, seen: _Seen, tolerances: list[float]) -> dict[float, boxes.Stop]:
+    """Boxes for each of the tolerances that they reach, unless what the lattice has seen is not in them."""
+    law, counts = work.wanted.nonzero()[:, 0], boxes.PARTITIONS[work.r]
+    first = [boxes.partition(law, work.reach, n, seen.peaks, seen.spacing) for n in counts]
+    work.left = math.inf  # the boxes count for themselves
+    stops = boxes.settled(work.values, work.centre, first, tolerances, BUDGET)
+    return {tol: stop for tol, stop in stops.items() if not seen.missed(stop.sums()[1], work.wanted)}
 
 
 def _settled(work: _Work, rtol: float, budget: float) -> tuple[_Found, Tensor] | None:
     """Pieces that have the error ``rtol``, by their own account and by that of a mesh with fewer points."""
     before = None
-    for density in DENSITIES[work.r]:
-        work.begin_with(density)
+    for count in DENSITIES[work.r]:
+        work.begin_with(count)
         found = work.attempt(rtol / 2, budget)
         if found is None or not bool((found[1] <= rtol).all()):
             return None
@@ -124,17 +147,38 @@ def _on_the_line(work: _Work, rtol: float, goal: float) -> Mesh:
     return work.mesh(*found, goal)
 
 
-def _reachable(work: _Work, rtol: float, lattice: float) -> float | None:
-    """The least power of ten for which there is a mesh with half of the budget, found by trying."""
-    exponents = range(math.floor(math.log10(rtol)) + 1, 0)
-    for tol in (10.0**e for e in exponents):
-        if lattice <= tol or _settled(work, tol, BUDGET / 2) is not None:
+def _reachable(
+    work: _Work, tolerances: list[float], seen: _Seen, stops: dict[float, boxes.Stop]
+) -> float | None:
+    """The least of some tolerances for which there is a mesh with half of the budget, found by trying."""
+    for tol in tolerances:
+        if seen.error <= tol or (tol in stops and stops[tol].points <= BUDGET / 2):
+            return tol
+        if bool((work.scale[work.wanted, 0] > 0).all()) and _settled(work, tol, BUDGET / 2) is not None:
             return tol
     return None
 
 
-def _lattice(work: _Work, rtol: float) -> tuple[Mesh | None, float, Tensor]:
-    """The trapezoidal rule on lattices, for what is smooth but oscillates; its error, sizes E|(u - c) h|."""
+def _decades(rtol: float) -> list[float]:
+    """The powers of ten above a tolerance, up to 0.1."""
+    return [10.0**e for e in range(math.floor(math.log10(rtol)) + 1, 0)]
+
+
+class _Seen(NamedTuple):
+    """What lattices have seen: a mesh if they will do, how good they are, and where |u| is large."""
+
+    mesh: Mesh | None
+    error: float  # the tolerance for which they would do
+    size: Tensor  # E|u| and E|(u - c) h|, (laws, k)
+    peaks: Tensor  # (laws, p, r)
+    spacing: float
+
+    def missed(self, size: Tensor, wanted: Tensor) -> bool:
+        return bool((size[wanted, 0] < MISSED * self.size[wanted, 0]).any())
+
+
+def _lattice(work: _Work, rtol: float) -> _Seen:
+    """The trapezoidal rule on lattices, for what is smooth but oscillates."""
     for n in LATTICE[work.r]:
         rules = _lattice_rule(work.r, n, work.scale.device)
         tiles = rules.z.split(max(1, TILE // work.laws))
@@ -147,8 +191,10 @@ def _lattice(work: _Work, rtol: float) -> tuple[Mesh | None, float, Tensor]:
         empty = bool((size[work.wanted, 0] == 0).any()) and n < LATTICE[work.r][-1]
         if worst <= STRICT[1] * rtol and not empty:
             weights = torch.where(work.wanted[:, None], rules.fine, 0.0)
-            return Mesh(rules.z.expand(work.laws, *rules.z.shape), weights, error), worst, size
-    return None, worst / STRICT[1], size
+            found = Mesh(rules.z.expand(work.laws, *rules.z.shape), weights, error)
+            return _Seen(found, worst, size, rules.z[:0], 0.0)
+    peaks = boxes.highest(u, rules.z, n)
+    return _Seen(None, worst / STRICT[1], size, peaks, 2 * EXTENT / n)
 
 
 @lru_cache(maxsize=4)
@@ -184,30 +230,6 @@ def _reach(u: Integrand, wanted: Tensor, r: int, tol: float) -> float:
         limit = f"{float(far[-1]):g} standard deviations"
         raise Unresolved(f"it has no expectation: its tails outgrow the law, seen up to {limit}")
     return float(far[good.to(torch.int8).argmax(-1)].max())
-
-
-class _Rule(NamedTuple):
-    """A rule on [-1, 1] and a coarser one on the same points."""
-
-    x: Tensor
-    fine: Tensor
-    coarse: Tensor
-
-
-@lru_cache(maxsize=4)
-def _kronrod(device: torch.device) -> _Rule:
-    x, wide, narrow = (np.array(a) for a in (NODES, KRONROD, GAUSS))
-    arrays = (np.r_[-x, x[-2::-1]], np.r_[wide, wide[-2::-1]], np.r_[narrow, narrow[-2::-1]])
-    return _Rule(*(torch.as_tensor(a, device=device) for a in arrays))
-
-
-@lru_cache(maxsize=16)
-def _trapezoid(count: int, device: torch.device) -> _Rule:
-    """Exponentially accurate for what vanishes at both ends; not symmetric, as kinks in the middle are."""
-    x = (np.arange(count) + 0.37) * (2 / count) - 1
-    fine = np.full(count, 2 / count)
-    coarse = np.where(np.arange(count) % 2, 0, 2 * fine)
-    return _Rule(*(torch.as_tensor(a, device=device) for a in (x, fine, coarse)))
 
 
 class _Pieces(NamedTuple):
@@ -257,13 +279,13 @@ class _Work:
     def __init__(self, u: Integrand, centre: Tensor, wanted: Tensor, r: int, reach: float) -> None:
         self.u, self.centre, self.wanted, self.r, self.reach = u, centre, wanted, r, reach
         self.laws, self.left = len(centre), math.inf
-        self.cut, self.panels = _kronrod(centre.device), PANELS
-        self.whole = _trapezoid(PANELS, centre.device)  # not used on the line, where all of it has been tried
+        self.cut, self.panels = kronrod(centre.device), PANELS
+        self.whole = trapezoid(PANELS, centre.device)  # not used on the line, where all of it has been tried
         self.scale = torch.zeros(self.laws, 1 + r + r * r, dtype=torch.float64, device=centre.device)
 
     def begin_with(self, points: int) -> None:
         """Take so many points for a line, whole or cut."""
-        self.whole = _trapezoid(points, self.scale.device)
+        self.whole = trapezoid(points, self.scale.device)
         self.panels = max(4, math.ceil(points / len(self.cut.x)))
 
     def first(self) -> _Lines:
@@ -283,17 +305,17 @@ class _Work:
     def integrand(self, lines: _Lines, line: Tensor, z: Tensor, goal: float) -> Triple:
         """The moments along lines at z (I, 15), their sizes, and errors of inner integrals: (I, 15, k)."""
         below = self.below(lines, line, z)
-        density = _density(z)[..., None]
+        weight = density(z[..., None])[..., None]
         if below.head.shape[-1] < self.r:
             found = self.refined(below, goal / 4)
             parts = found.sums(len(below.law))
-            value, size, error = (density * a.reshape(*z.shape, self.scale.shape[-1]) for a in parts)
+            value, size, error = (weight * a.reshape(*z.shape, self.scale.shape[-1]) for a in parts)
             return value, size, error
         u = self.values(below.law, below.head)
         h = stein(below.head)
         shifted = (u - self.centre[below.law])[:, None] * h
         shifted[:, 0] = u
-        value = density * shifted.reshape(*z.shape, self.scale.shape[-1])
+        value = weight * shifted.reshape(*z.shape, self.scale.shape[-1])
         return value, value.abs(), torch.zeros_like(value)
 
     def below(self, lines: _Lines, line: Tensor, z: Tensor) -> _Lines:
@@ -301,10 +323,10 @@ class _Work:
         head = lines.head[line][:, None].expand(*z.shape, -1)
         law, weight = (a[line][:, None].expand(z.shape) for a in (lines.law, lines.weight))
         points = torch.cat([head, z[..., None]], -1).reshape(z.numel(), head.shape[-1] + 1)
-        return _Lines(law.reshape(-1), points, (weight * _density(z)).reshape(-1))
+        return _Lines(law.reshape(-1), points, (weight * density(z[..., None])).reshape(-1))
 
     def pieces(
-        self, rule: _Rule, lines: _Lines, line: Tensor, middle: Tensor, half: Tensor, goal: float
+        self, rule: Axis, lines: _Lines, line: Tensor, middle: Tensor, half: Tensor, goal: float
     ) -> _Pieces:
         """Integrals over intervals by the two rules, and how far these are apart."""
         z = middle[:, None] + half[:, None] * rule.x
@@ -400,18 +422,18 @@ class _Work:
     def mesh(self, found: _Found, error: Tensor, goal: float) -> Mesh:
         self.left = math.inf
         lines = self.first()
-        law, z, w = self.points(lines, torch.ones_like(lines.weight), found, goal)
+        return self.packed(*self.points(lines, torch.ones_like(lines.weight), found, goal), error)
+
+    def mesh_of(self, stop: boxes.Stop) -> Mesh:
+        return self.packed(*stop.boxes.points(self.cut), stop.error)
+
+    def packed(self, law: Tensor, z: Tensor, w: Tensor, error: Tensor) -> Mesh:
         table, row, column = packed(law, z, self.laws)
-        weights = w.new_zeros(table.shape[:-1]).index_put((row, column), w)
-        return Mesh(table, weights, error)
+        return Mesh(table, w.new_zeros(table.shape[:-1]).index_put((row, column), w), error)
 
 
 class _Spent(Exception):
     """The budget is used up."""
-
-
-def _density(z: Tensor) -> Tensor:
-    return torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
 
 
 def _joined(a: _Pieces, b: _Pieces) -> _Pieces:

@@ -29,6 +29,15 @@ REACH = 12.0  # standard deviations to which it goes; exp(-72) is below rounding
 # even ones say one half.
 HERMITE = {2: (15, 22), 3: (9, 12)}
 
+# The rule of Kronrod with 15 points and that of Gauss with 7 (QUADPACK, Piessens et al. 1983).
+NODES = (0.991455371120812639, 0.949107912342758525, 0.864864423359769073, 0.741531185599394440,
+         0.586087235467691130, 0.405845151377397167, 0.207784955007898468, 0.0)  # fmt: skip
+KRONROD = (0.022935322010529225, 0.063092092629978553, 0.104790010322250184, 0.140653259715525919,
+           0.169004726639267903, 0.190350578064785410, 0.204432940075298892,
+           0.209482141084727828)  # fmt: skip
+GAUSS = (0.0, 0.129484966168869693, 0.0, 0.279705391489276668,
+         0.0, 0.381830050505118945, 0.0, 0.417959183673469388)  # fmt: skip
+
 
 class Rules(NamedTuple):
     """Points (n, r) and weights (n,) of a rule, and what it takes to compare it with a coarser one."""
@@ -156,3 +165,30 @@ def slope_gap(u: Tensor, rules: Rules, slopes: Tensor | None = None) -> Tensor:
         apart = torch.maximum(apart, ((v @ rules.moments)[..., 1:] - slopes.flatten(-2)).abs())
     noise = 64 * torch.finfo(u.dtype).eps * c.abs()  # what rounding leaves of u is no disagreement
     return ((apart - noise).clamp(min=0) / size.clamp(min=torch.finfo(u.dtype).tiny)).amax(-1)
+
+
+# --- rules on an interval -------------------------------------------------------------------------------
+
+
+class Axis(NamedTuple):
+    """A rule on [-1, 1] and a coarser one on the same points."""
+
+    x: Tensor
+    fine: Tensor
+    coarse: Tensor
+
+
+@lru_cache(maxsize=4)
+def kronrod(device: torch.device) -> Axis:
+    x, wide, narrow = (np.array(a) for a in (NODES, KRONROD, GAUSS))
+    arrays = (np.r_[-x, x[-2::-1]], np.r_[wide, wide[-2::-1]], np.r_[narrow, narrow[-2::-1]])
+    return Axis(*(torch.as_tensor(a, device=device) for a in arrays))
+
+
+@lru_cache(maxsize=16)
+def trapezoid(count: int, device: torch.device) -> Axis:
+    """Exponentially accurate for what vanishes at both ends; not symmetric, as kinks in the middle are."""
+    x = (np.arange(count) + 0.37) * (2 / count) - 1
+    fine = np.full(count, 2 / count)
+    coarse = np.where(np.arange(count) % 2, 0, 2 * fine)
+    return Axis(*(torch.as_tensor(a, device=device) for a in (x, fine, coarse)))
