@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks, status
+from otflow.base.quadrature import recorded
 from otflow.base.tangent import align, as_tangent
 from otflow.dynamics.noise import BrownianPath, Noise
 from otflow.dynamics.recorder import Recorder, unedited
@@ -222,7 +223,10 @@ def _step(run: FlowRun, problem: FlowProblem, end: float, left: Tensor, log: Rec
 def _move(run: FlowRun, problem: FlowProblem, h: Tensor, end: float) -> tuple[Step, Measure, Memory]:
     """The step of the stepper, then that of the noise; members that have ended take no part."""
     mu = healthy(run)
-    step = problem.stepper.step(problem.field, run.t, h, mu, run.memory)
+    with recorded() as integrals:
+        step = problem.stepper.step(problem.field, run.t, h, mu, run.memory)
+    if integrals.worst is not None:
+        step = replace(step, certificate={**step.certificate, "quadrature": integrals.worst})
     if problem.noise is None or problem.path is None:
         return step, step.mu, step.memory
     dW = problem.path.increment(float(run.t), min(float(run.t + h), end))

@@ -47,11 +47,15 @@ class Energy(Parametric, Linear["Energy"], ABC):
         create, forward = self.wants_graph(mu), forward_mode() and any(dual(a) for a in tensors(self))
         with torch.enable_grad():
             coords = [c if create and c.requires_grad else c.detach().requires_grad_() for c in mu.coords]
-            value = self(mu.at(coords))
-            one_each(value, mu)
             # Tangents of parameters get lost in factors that torch keeps, unless it builds a graph.
-            slope = gradient(value.sum(), coords, create_graph=create or forward)
+            slope = self.covector_at(mu.at(coords), coords, create_graph=create or forward)
         return slope.map(without_graph) if forward and not create else slope
+
+    def covector_at(self, mu: Measure, coords: Sequence[Tensor], *, create_graph: bool) -> Tangent:
+        """The derivative at a measure made of ``coords``, which require gradients."""
+        value = self(mu)
+        one_each(value, mu)
+        return gradient(value.sum(), coords, create_graph=create_graph)
 
     def wants_graph(self, mu: Measure) -> bool:
         """Whether the differential will itself be differentiated: in mu, or in parameters of the energy."""

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from otflow.base import checks
+from otflow.base import checks, quadrature
 from otflow.base.enclosures import everywhere
 from otflow.base.kernels import row_tiles
+from otflow.base.meshes import AXES
 from otflow.base.tables import named
 from otflow.base.tangent import Tangent
 from otflow.energies.base import Bounds, Energy, called, gradient, trust_nodes
+from otflow.energies.gaussian_means import RTOL, Function, lean, mean, pulled_slope, resolvable
 from otflow.measures import Gaussian, Measure
+
+PROBES = 64  # points at which it is tried whether W depends on differences; chosen
 
 
 class Interaction(Energy):
@@ -22,6 +29,10 @@ class Interaction(Energy):
 
     The differential costs O(n^2) time and O(n) memory: each tile of rows is summed and differentiated
     by itself.
+
+    On Gaussians quadrature checks itself, as that of `Potential`. If W depends on x - y only, which is tried
+    at some points, the integral is one over N(0, 2 Cov), and W may have kinks, jumps and narrow bumps; so it
+    may if the covariance has rank one. Else two product rules have to agree.
 
     Args:
         W: broadcasts (*batch, n, 1, d) against (*batch, 1, n, d) to (*batch, n, n), in torch operations.
@@ -32,6 +43,7 @@ class Interaction(Energy):
             below. If left out it is found by interval arithmetic, where that can. Then for displacements u of
             all particles D^2 F(u, u) >= min(c, 0) |u|^2: F is jointly convex if c >= 0, and never more than
             that, since it does not feel a common translation.
+        rtol: bound on the quadrature error on Gaussians, relative to the integral of |W|.
 
     >>> from otflow import Interaction
     >>> from otflow import Particles
@@ -46,14 +58,20 @@ class Interaction(Energy):
         *,
         diagonal: bool = True,
         curvature: float | None = None,
+        rtol: float = RTOL,
     ) -> None:
         self.W = checks.function(W, "W")
         self.diagonal = diagonal
         self.curvature = checks.optional(curvature, "curvature")
+        self.rtol = checks.positive(rtol, "rtol")
 
     def __call__(self, mu: Measure) -> Tensor:
-        self._admit(mu)
-        return self._double_integral(mu)
+        if isinstance(mu, Gaussian) and (pairs := self._pairs(mu)) is not None:
+            return mean(*pairs, self.rtol, f"{self!r}")
+        mu = self._admit(mu)
+        value = self._double_integral(mu)
+        self._trust_value(mu, value)
+        return value
 
     def __repr__(self) -> str:
         return f"Interaction({named(self.W)}{'' if self.diagonal else ', diagonal=False'})"
@@ -71,33 +89,131 @@ class Interaction(Energy):
         x = mu.probe().detach()
         return called(self.W, "W(x, y)", x[..., None, :], x[..., None, :, :] + 1.0).requires_grad
 
-    def _admit(self, mu: Measure) -> None:
-        """Refuse measures on which the double sum over the nodes is not the double integral."""
+    def _pairs(self, mu: Gaussian) -> tuple[Function, Gaussian] | None:
+        """W / 2 as a function on a Gaussian of low dimension: that of x - y, or of (x, y)."""
+        self._atoms(mu)
+        mu = lean(mu)
+        d, r = mu.root.shape[-2:]
+        if resolvable(mu) and self._of_differences(mu):
+            nu = mu.at([mu.mean - mu.mean, math.sqrt(2) * mu.root])
+            return lambda z: self._at(z, torch.zeros_like(z)) / 2, nu
+        if r > 1:
+            return None
+        none = torch.zeros_like(mu.root)
+        blocks = torch.cat([torch.cat([mu.root, none], -1), torch.cat([none, mu.root], -1)], -2)
+        nu = mu.at([torch.cat([mu.mean, mu.mean], -1), blocks])
+        return lambda z: self._at(z[..., :d], z[..., d:]) / 2, nu
+
+    def _at(self, x: Tensor, y: Tensor) -> Tensor:
+        """W of pairs (*batch, n, d) of points, one by one."""
+        values = called(self.W, "W(x, y)", x[..., None, :], y[..., None, :])
+        if values.shape != (*x.shape[:-1], 1):
+            self._misshapen(values, (*x.shape[:-1], 1))
+        return values[..., 0]
+
+    @torch.no_grad()
+    def _of_differences(self, mu: Gaussian) -> bool:
+        """Whether W(x, y) = W(x - y, 0), tried at pairs of points of the law."""
+        z = torch.as_tensor(_normal(mu.root.shape[-1]), dtype=mu.dtype, device=mu.device)
+        points = mu.mean[..., None, :] + z @ mu.root.mT
+        x, y = points[..., ::2, :], points[..., 1::2, :]
+        both = self._at(torch.cat([x, x - y], -2), torch.cat([y, torch.zeros_like(y)], -2))
+        value, moved = both.chunk(2, -1)
+        size = value.abs().amax()
+        slack = 1e4 * torch.finfo(mu.dtype).eps
+        return bool((size > 0) & ((value - moved).abs() <= slack * size).all())
+
+    def _atoms(self, mu: Measure) -> None:
         good = self.diagonal or not isinstance(mu, Gaussian)
         rule = "a Gaussian has no atoms to leave out"
         checks.require(good, "diagonal", False, rule, "sample it and use Particles")
+
+    def _admit(self, mu: Measure) -> Measure:
+        """The measure with a root of few columns, or an error where it has no double integral over nodes."""
+        self._atoms(mu)
+        if isinstance(mu, Gaussian) and resolvable(mu):
+            return lean(mu)
         trust_nodes(mu, self._double_integral, lambda mu: self._double_integral(mu, absolute=True))
+        return mu
 
     def _double_integral(self, mu: Measure, *, absolute: bool = False) -> Tensor:
-        x, w = mu.nodes()
+        return self._sum(*mu.nodes(), absolute=absolute)
+
+    def _sum(self, x: Tensor, w: Tensor, *, absolute: bool = False) -> Tensor:
         return torch.stack([self._tile(x, w, rows, absolute=absolute) for rows in self._tiles(x)]).sum(0)
 
     def differential(self, mu: Measure) -> Tangent:
-        if self.wants_graph(mu):
+        if isinstance(mu, Gaussian) or self.wants_graph(mu):
             return super().differential(mu)  # small problems: autograd keeps the whole graph
-        self._admit(mu)
         with torch.enable_grad():
             coords = [c.detach().requires_grad_() for c in mu.coords]
-            nodes = mu.at(coords).nodes()
-            x, w = (a.detach().requires_grad_() for a in nodes)
-            parts = (gradient(self._tile(x, w, rows).sum(), (x, w)) for rows in self._tiles(x))
-            grads = sum(parts, start=Tangent([torch.zeros_like(x), torch.zeros_like(w)]))
-            # The chain rule by hand: gradients at the nodes, then the nodes as functions of the coordinates.
-            through = torch.stack([(a * g).sum() for a, g in zip(nodes, grads, strict=True)]).sum()
-            return gradient(through, coords)
+            return self._streamed(mu.at(coords), coords)
+
+    def covector_at(self, mu: Measure, coords: Sequence[Tensor], *, create_graph: bool) -> Tangent:
+        if type(self).__call__ is not Interaction.__call__ or not isinstance(mu, Gaussian):
+            return super().covector_at(mu, coords, create_graph=create_graph)  # of the value, by autograd
+        pairs = self._pairs(mu)
+        if pairs is not None:
+            return pulled_slope(*pairs, coords, self.rtol, f"{self!r}", create_graph=create_graph)
+        if create_graph:
+            return super().covector_at(mu, coords, create_graph=True)
+        return self._streamed(mu, coords)
+
+    def _streamed(self, mu: Measure, coords: Sequence[Tensor]) -> Tangent:
+        """The derivative in ``coords``, of which mu is made, by tiles that are forgotten one by one."""
+        mu = self._admit(mu)
+        nodes = mu.nodes()
+        x, w = (a.detach().requires_grad_() for a in nodes)
+        parts = (gradient(self._tile(x, w, rows).sum(), (x, w)) for rows in self._tiles(x))
+        grads = sum(parts, start=Tangent([torch.zeros_like(x), torch.zeros_like(w)]))
+        # The chain rule by hand: gradients at the nodes, then the nodes as functions of the coordinates.
+        own = list(mu.coords)
+        through = torch.stack([(a * g).sum() for a, g in zip(nodes, grads, strict=True)]).sum()
+        found = gradient(through, own)
+        if isinstance(mu, Gaussian):
+            self._trust_value(mu, (w * grads[1]).sum(-1) / 2)  # a quadratic form is half its slope
+            self._trust_slope(mu, grads[1], found)
+        return gradient(torch.stack([(a * g).sum() for a, g in zip(own, found, strict=True)]).sum(), coords)
+
+    @torch.no_grad()
+    def _trust_value(self, mu: Measure, value: Tensor) -> None:
+        """Refuse a double integral that a coarser product rule contradicts."""
+        r = mu.root.shape[-1] if isinstance(mu, Gaussian) else 0
+        if not isinstance(mu, Gaussian) or r > AXES:  # the cubature has been checked
+            return
+        z, w = (
+            torch.as_tensor(a, dtype=mu.dtype, device=mu.device)
+            for a in quadrature.hermite(r, quadrature.HERMITE[r][0])
+        )
+        x, w = mu.mean[..., None, :] + z @ mu.root.mT, w.expand(*mu.batch, len(w))
+        size = self._sum(x, w, absolute=True).clamp(min=torch.finfo(mu.dtype).tiny)
+        self._trust((self._sum(x, w) - value).abs() / size)
+
+    @torch.no_grad()
+    def _trust_slope(self, mu: Gaussian, variation: Tensor, found: Tangent) -> None:
+        """Refuse a slope that is not that of the moving density, by Stein's identity for the variation."""
+        if mu.root.shape[-1] > AXES:
+            return
+        z, w = mu.standard_nodes()
+        slopes = mu.root.mT @ torch.cat([found[0][..., None], found[1]], -1)
+        self._trust(quadrature.slope_gap(variation, quadrature.Rules.of(z, w, w), slopes))
+
+    def _trust(self, error: Tensor) -> None:
+        worst = float(error.nan_to_num(0.0).max())  # what is not finite is left for the flow to judge
+        if worst > max(self.rtol, 1e3 * torch.finfo(error.dtype).eps):
+            why = f"{self!r} is not resolved by product rules, and does not depend on x - y only"
+            known = f"pass rtol={10.0 ** math.ceil(math.log10(2 * worst)):g}, or " if worst < 0.05 else ""
+            remedy = f"{known}sample the law and use Particles"
+            checks.fail("rtol", f"{self.rtol:.3g}", f"an error of {worst:.1e} is left, since {why}", remedy)
+        quadrature.note(error)
 
     def _tiles(self, x: Tensor) -> Iterator[slice]:
         return row_tiles(x.shape[-2], x.numel())  # W makes arrays of size rows * n * d
+
+    @staticmethod
+    def _misshapen(values: Tensor, expected: tuple[int, ...]) -> NoReturn:
+        rule = f"W broadcasts to one number per pair, {expected}"
+        checks.fail("W(x, y).shape", tuple(values.shape), rule, "sum over the last axis in W")
 
     def _tile(self, x: Tensor, w: Tensor, rows: slice, *, absolute: bool = False) -> Tensor:
         """1/2 sum over i in rows, all j, of w_i w_j W(x_i, x_j)."""
@@ -109,9 +225,14 @@ class Interaction(Energy):
         values = called(self.W, "W(x, y)", x[..., rows, None, :], far)
         expected = (*w.shape[:-1], rows.stop - rows.start, w.shape[-1])
         if tuple(values.shape) != expected:
-            rule = f"W broadcasts to one number per pair, {expected}"
-            checks.fail("W(x, y).shape", tuple(values.shape), rule, "sum over the last axis in W")
+            self._misshapen(values, expected)
         if not self.diagonal:
             values = torch.where(own, torch.zeros_like(values), values)
         terms = w[..., rows, None] * values * w[..., None, :]
         return 0.5 * (terms.abs() if absolute else terms).sum((-1, -2))
+
+
+@lru_cache(maxsize=8)
+def _normal(r: int) -> np.ndarray:
+    """Some points of the standard normal law in r dimensions, a pair of each two."""
+    return np.random.default_rng(r).standard_normal((PROBES, r))

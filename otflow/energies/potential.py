@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -12,14 +12,22 @@ from torch import Tensor
 from otflow.base import checks
 from otflow.base.enclosures import enclosed, everywhere
 from otflow.base.tables import named
+from otflow.base.tangent import Tangent
 from otflow.energies.base import Bounds, Energy, called, trust_nodes
-from otflow.measures import Measure
+from otflow.energies.gaussian_means import RTOL, lean, mean, pulled_slope, resolvable
+from otflow.measures import Gaussian, Measure
 
 BoxBound: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class Potential(Energy):
     """F(mu) = int U dmu.
+
+    On Gaussians in up to three dimensions, or of a covariance of that rank, quadrature checks itself: two
+    rules are compared first, and where they disagree space is cut into pieces until they agree, so that U may
+    have kinks, jumps and narrow bumps. The differential is then that of the moving density, which needs no
+    derivative of U. What is far narrower than the law and hidden beside something smooth can escape: a bump
+    of 1/300 of a standard deviation on the line (1/50 for more than 64 laws), of 1/5 in more dimensions.
 
     Args:
         U: (*batch, n, d) -> (*batch, n), written with torch operations.
@@ -28,6 +36,8 @@ class Potential(Energy):
             (*batch, n, d) each and possibly infinite, that gives such a number for each, (*batch, n). If left
             out it is found by interval arithmetic where U is made of sums, products and elementary functions.
         infimum: a number that U is nowhere below; likewise.
+        rtol: bound on the quadrature error on Gaussians, relative to int |U| dmu. If it is not reached, the
+            error names one that is. Flows record what was left as the certificate "quadrature".
 
     >>> from otflow import Potential
     >>> from otflow import Gaussian
@@ -35,6 +45,9 @@ class Potential(Energy):
     >>> F = Potential(lambda x: x.square().sum(-1))
     >>> round(F(Gaussian(np.zeros(2), cov=np.diag([4.0, 1.0]))).item(), 10)
     5.0
+    >>> positive = Potential(lambda x: (x[..., 0] > 0).to(x.dtype))
+    >>> round(positive(Gaussian([1.0], cov=[[1.0]])).item(), 10)
+    0.8413447461
     """
 
     def __init__(
@@ -43,14 +56,24 @@ class Potential(Energy):
         *,
         curvature: float | BoxBound | None = None,
         infimum: float | None = None,
+        rtol: float = RTOL,
     ) -> None:
         self.U = checks.function(U, "U")
         self.curvature = curvature if callable(curvature) else checks.optional(curvature, "curvature")
         self.infimum = checks.optional(infimum, "infimum")
+        self.rtol = checks.positive(rtol, "rtol")
 
     def __call__(self, mu: Measure) -> Tensor:
+        if isinstance(mu, Gaussian) and resolvable(mu):
+            return mean(self.values, lean(mu), self.rtol, f"{self!r}")
         trust_nodes(mu, self._integral, lambda mu: self._integral(mu, absolute=True))
         return self._integral(mu)
+
+    def covector_at(self, mu: Measure, coords: Sequence[Tensor], *, create_graph: bool) -> Tangent:
+        closed = type(self).__call__ is not Potential.__call__  # a subclass that knows its value better
+        if closed or not (isinstance(mu, Gaussian) and resolvable(mu)):
+            return super().covector_at(mu, coords, create_graph=create_graph)
+        return pulled_slope(self.values, lean(mu), coords, self.rtol, f"{self!r}", create_graph=create_graph)
 
     def __repr__(self) -> str:
         return f"Potential({named(self.U)})"

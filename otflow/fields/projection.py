@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otflow.base import checks
+from otflow.base import checks, quadrature
 from otflow.base.linalg import widen
 from otflow.base.tangent import Tangent
 from otflow.fields.attention import Attention, SigmoidAttention, UnnormalisedAttention, Weights
@@ -293,6 +293,7 @@ def _trusted_neurons(field: Perceptron, mean: Tensor, s: Tensor) -> tuple[Tensor
     with torch.no_grad():
         rough, tilt, _ = _neurons(act, mean, s, 12)
         gap = torch.maximum((rough - level).abs(), (tilt - slope).abs()) / size.clamp(min=1e-300)
+        quadrature.note(gap.amax(-1))
     if bool((gap > 1e-6).any()):
         checks.fail(
             "relative quadrature error",
@@ -346,6 +347,7 @@ def _over_nodes(field: TokenField, t: Tensor, mu: Gaussian) -> Tangent:
         other, _ = _cloud(field, t, mu.at([mu.mean, widen(mu.root, max(r, 2)) @ turn]))
         pairs = zip(v, (other[0], (other[1] @ turn.mT)[..., :r]), sizes, strict=True)
         gap = max(float(((a - b).abs().amax(-1) / size).max()) for a, b, size in pairs)
+        quadrature.note(torch.tensor(gap))
     if not gap <= max(1e-6, 1e3 * torch.finfo(mu.dtype).eps):
         rule = f"the field of {field!r} is not resolved by the nodes of {mu!r}"
         remedy = "use a narrower law, or sample it and use Particles"
@@ -370,9 +372,7 @@ def _cloud(field: TokenField, t: Tensor, mu: Gaussian) -> tuple[Tangent, tuple[T
 @lru_cache(maxsize=8)
 def _nodes(r: int) -> tuple[np.ndarray, np.ndarray]:
     """A product rule for N(0, I_r); unlike a cubature it has positive weights, as attention needs them."""
-    x, w = np.polynomial.hermite_e.hermegauss(AXIS[r])
-    grid = np.stack(np.meshgrid(*[x] * r, indexing="ij"), -1).reshape(-1, r)
-    return grid, np.stack(np.meshgrid(*[w / w.sum()] * r, indexing="ij"), -1).reshape(-1, r).prod(-1)
+    return quadrature.hermite(r, AXIS[r])
 
 
 @lru_cache(maxsize=8)

@@ -14,6 +14,7 @@ from torch import Tensor
 from otflow.base import checks
 from otflow.base.linalg import sqrtm
 from otflow.base.matrices import of_covariance, semidefinite
+from otflow.base.quadrature import hermite
 from otflow.base.tangent import Tangent, as_tangent
 from otflow.measures.base import Change, Measure, Random, total
 from otflow.measures.particles import Particles
@@ -140,17 +141,17 @@ class Gaussian(Measure):
 
         The latter is exact for polynomials up to degree five only; energies check it against their `twin`.
         """
-        z, w = self._rule()
+        z, w = self.standard_nodes()
         return self.mean[..., None, :] + z @ self.root.mT, w.expand(*self.batch, len(w))
 
-    def _rule(self) -> tuple[Tensor, Tensor]:
+    def standard_nodes(self) -> tuple[Tensor, Tensor]:
         """Nodes (q, r) and weights (q,) for the standard normal law."""
         arrays = _standard_nodes(self.root.shape[-1], self.rule)
         z, w = (torch.tensor(a, dtype=self.dtype, device=self.device) for a in arrays)  # the table is shared
         return z, w
 
     def probe(self) -> Tensor:
-        return self.mean[..., None, :] + self._rule()[0][:1] @ self.root.mT
+        return self.mean[..., None, :] + self.standard_nodes()[0][:1] @ self.root.mT
 
     @property
     def requires_grad(self) -> bool:
@@ -200,10 +201,7 @@ def _standard_nodes(r: int, rule: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights for N(0, I_r)."""
     if r not in HERMITE:
         return _stroud(r) if rule == 0 else _mcnamee_stenger(r)
-    z, w = np.polynomial.hermite_e.hermegauss(HERMITE[r])
-    grid = np.stack(np.meshgrid(*[z] * r, indexing="ij"), -1).reshape(-1, r)
-    weight = np.stack(np.meshgrid(*[w / w.sum()] * r, indexing="ij"), -1).reshape(-1, r).prod(-1)
-    return grid, weight
+    return hermite(r, HERMITE[r])
 
 
 @lru_cache(maxsize=16)
