@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import otflow as of
 from otflow.base import checks
+from otflow.base.integrals import quadrature
 from otflow.base.parameters import Parametric
 
 CUDA, STAND_IN = torch.device("cuda", 0), torch.device("lazy", 0)
@@ -39,6 +40,7 @@ class Accelerator(FakeTensorMode):
         super().__init__()
         self.device = device
         self.taken: list[object] = []
+        quadrature.pair.cache_clear()  # what is kept for this device is made of another fake
         _guarded()
 
     def tensor(self, a: Tensor) -> Tensor:
@@ -154,12 +156,14 @@ def far_away() -> Iterator[None]:
 
 
 class Answers(TorchDispatchMode):
-    """Answers every question about a number with zero, or no: for code that asks a fake tensor."""
+    """Answers every question about a number with zero, or no (yes): for code that asks a fake tensor."""
 
-    asked = 0
+    def __init__(self, *, yes: bool = False) -> None:
+        super().__init__()
+        self.yes, self.asked = yes, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             self.asked += 1
-            return args[0].dtype != torch.bool and 0
+            return self.yes if args[0].dtype == torch.bool else 0
         return func(*args, **(kwargs or {}))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks, status
-from otflow.base.quadrature import recorded
+from otflow.base.integrals.quadrature import recorded
 from otflow.base.tangent import align, as_tangent
 from otflow.dynamics.noise import BrownianPath, Noise
 from otflow.dynamics.recorder import Recorder, unedited

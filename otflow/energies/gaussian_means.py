@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from otflow.base import checks, meshes, quadrature
+from otflow.base import checks
+from otflow.base.integrals import meshes, quadrature
 from otflow.base.linalg import sqrtm
 from otflow.base.tangent import Tangent, align
 from otflow.measures import Gaussian

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otflow.base import checks, quadrature
+from otflow.base import checks
 from otflow.base.enclosures import everywhere
+from otflow.base.integrals import quadrature
+from otflow.base.integrals.meshes import AXES
 from otflow.base.kernels import row_tiles
-from otflow.base.meshes import AXES
 from otflow.base.tables import named
 from otflow.base.tangent import Tangent
 from otflow.energies.base import Bounds, Energy, called, gradient, trust_nodes

@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otflow.base import checks, quadrature
+from otflow.base import checks
+from otflow.base.integrals import quadrature
 from otflow.base.linalg import widen
 from otflow.base.tangent import Tangent
 from otflow.fields.attention import Attention, SigmoidAttention, UnnormalisedAttention, Weights

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.integrals.quadrature import hermite
 from otflow.base.linalg import sqrtm
 from otflow.base.matrices import of_covariance, semidefinite
-from otflow.base.quadrature import hermite
 from otflow.base.tangent import Tangent, as_tangent
 from otflow.measures.base import Change, Measure, Random, total
 from otflow.measures.particles import Particles

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import norm
 
 import otflow as of
-from otflow.base import quadrature
+from otflow.base.integrals import quadrature
 from tests.energies.bumps import CASES, bump
 
 W2 = of.Wasserstein()

@@ -32,14 +32,14 @@ ACCURACY = 1e-10  # of values, relative to that of the start above inf U
 
 
 @dataclass(frozen=True)
-class Boxes:
-    """Boxes of every particle, in an axis of their own; those that are left out stay as padding."""
+class Candidates:
+    """Boxes that may hold the minimiser of a particle, in an axis of their own; closed ones are padding."""
 
     centre: Tensor  # (*batch, n, k, d)
     half: Tensor  # (*batch, n, k, d)
     open: Tensor  # (*batch, n, k), bool
 
-    def split(self) -> Boxes:
+    def split(self) -> Candidates:
         """The halves of open boxes along every axis."""
         room = int(self.open.sum(-1).max())
         order = self.open.to(torch.int8).argsort(-1, descending=True)[..., :room]
@@ -49,7 +49,7 @@ class Boxes:
         centre = (centre[..., None, :] + half[..., None, :] * signs).flatten(-3, -2)
         half = half[..., None, :].expand(*half.shape[:-1], *signs.shape).flatten(-3, -2)
         still = self.open.gather(-1, order)[..., None].expand(*order.shape, len(signs))
-        return Boxes(centre, half, still.flatten(-2))
+        return Candidates(centre, half, still.flatten(-2))
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def searched(step: Separate, y: Tensor) -> Best | None:
     reach = torch.where(possible, reach, torch.zeros_like(reach))
     slack = ACCURACY * (value - step.infimum[..., None]) + 16 * torch.finfo(value.dtype).eps * value.abs()
     half = reach[..., None, None].expand(*reach.shape, 1, step.mu.d)
-    boxes = Boxes(step.mu.x[..., None, :].clone(), half, possible[..., None].clone())
+    boxes = Candidates(step.mu.x[..., None, :].clone(), half, possible[..., None].clone())
     best = Best(y, value, slack, possible, torch.zeros_like(possible), y, y)
     for _ in range(ROUNDS):
         best, boxes = _confined(step, *_bounded(step, best, boxes))
@@ -101,7 +101,7 @@ def searched(step: Separate, y: Tensor) -> Best | None:
     return replace(best, proved=best.proved & ~boxes.open.any(-1))
 
 
-def _bounded(step: Separate, best: Best, boxes: Boxes) -> tuple[Best, Boxes]:
+def _bounded(step: Separate, best: Best, boxes: Candidates) -> tuple[Best, Candidates]:
     """The best points with the centres of boxes among them, and the boxes that may hold better ones."""
     x = step.mu.x[..., None, :]
     value, slope = _expanded(step, boxes.centre)
@@ -120,7 +120,7 @@ def _bounded(step: Separate, best: Best, boxes: Boxes) -> tuple[Best, Boxes]:
     return best, replace(boxes, open=boxes.open & (bound < (best.value - best.slack)[..., None]))
 
 
-def _confined(step: Separate, best: Best, boxes: Boxes) -> tuple[Best, Boxes]:
+def _confined(step: Separate, best: Best, boxes: Candidates) -> tuple[Best, Candidates]:
     """Close the boxes of particles whose phi is strictly convex on all of them and on the best point."""
     still = boxes.open[..., None]
     lower = torch.where(still, boxes.centre - boxes.half, torch.inf).amin(-2).minimum(best.z)

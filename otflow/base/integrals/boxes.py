@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from otflow.base.quadrature import Axis, kronrod, stein
+from otflow.base.integrals.quadrature import Axis, kronrod, stein
 
 Values: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # laws (N,) and points (N, r) -> (N,)
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otflow.base import boxes
-from otflow.base.boxes import density
-from otflow.base.quadrature import (
+from otflow.base.integrals import boxes
+from otflow.base.integrals.boxes import density
+from otflow.base.integrals.quadrature import (
     NODES,
     STRICT,
     Axis,
