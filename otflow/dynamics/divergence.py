@@ -39,6 +39,7 @@ SIMILAR = 1.5  # ratio of lengths of steps, in units of the limit of stability, 
 GROWN = 1e3  # a state that grew by less than this did not run away
 EDGE = 1e-8  # of the largest number: what is beyond has run away
 CLOSER = 64  # parts of a step by which a failure is approached
+SAFE = 0.95  # of the limit of stability, for steps that are advised
 FASTER = 4.0  # what the velocity gains on the way, if it is infinite there
 
 
@@ -141,7 +142,8 @@ def _resolved(suspects: Suspects, problem: FlowProblem) -> tuple[FlowRun, float]
             return next((old for old in late[:k] if old.steps >= final - AGO), run), 1.0
         lengths.append(min(z, 2.0**40))
     start = late[-1] if max(lengths) <= SIMILAR * min(lengths) else late[0]
-    return start, 2.0 ** max(0, math.ceil(math.log2(lengths[-1] / limit)))
+    beyond = lengths[-1] / limit
+    return start, beyond / (2 * SAFE) if beyond > 1 else 1.0  # the first step that is tried is half of this
 
 
 def _repeat(trial: Repetitions, divide: float) -> tuple[Tensor, float]:
@@ -211,8 +213,9 @@ def _uphill(run: FlowRun, problem: FlowProblem) -> FlowRun:
     if all(z <= problem.stepper.stability for z in lengths):
         return run
     up, dt = float((fall.energy - fall.least)[rose].max()), float(run.dt)
+    stable = SAFE * problem.stepper.stability * dt / max(lengths)  # NaN or 0 where that is not known
     message = f"the energy of a descent ends {up:.3g} above its least value: dt = {dt:g} is too long; pass "
-    message += f"dt={dt / 2:g}, or use Dopri5() or JKO()"
+    message += f"dt={_advised(stable if 0 < stable < dt else dt / 2)}, or use Dopri5() or JKO()"
     return replace(mark(run, status.code("unstable"), rose), message=message)
 
 
@@ -293,12 +296,18 @@ def _message(trial: Repetitions, survived: Tensor, codes: Tensor, h: float) -> s
         remedy = f"pass t1={float(start.t):.6g} or less, or divide positions by 1e3"
         return f"the state or its velocity outgrows floating point {until}, and no pole was seen; {remedy}"
     if bool(survived.any()):
-        return f"the step dt = {dt:g} is too long {until}: pass dt={h:.2g}, or use Dopri5()"
+        return f"the step dt = {dt:g} is too long {until}: pass dt={_advised(h)}, or use Dopri5()"
     said = ", and there was no time for all repetitions with shorter steps" if trial.late else ""
     known = radius(field, start.t, start.mu, trial.suspects.which)
-    h = min(h, trial.problem.stepper.stability / known if known > 0 else h)
-    remedy = f"pass dt={h:.2g}, or use Dopri5()"
+    h = min(h, SAFE * trial.problem.stepper.stability / known if known > 0 else h)
+    remedy = f"pass dt={_advised(h)}, or use Dopri5()"
     return f"the state leaves the finite numbers {until} with dt = {dt:g}{said}: {remedy}"
+
+
+def _advised(h: float) -> str:
+    """Two digits of a step, rounded down: a longer one was not tried."""
+    unit = 10.0 ** (math.floor(math.log10(h)) - 1)
+    return f"{math.floor(h / unit * (1 + 1e-9)) * unit:.2g}"
 
 
 def _not_a_number(name: str, t: float) -> str:
