@@ -18,6 +18,7 @@ from tests.fuzz.families import (
     measures,
     metrics,
     minimising_movements,
+    non_convex_movements,
     runs,
     stability,
 )
@@ -38,6 +39,7 @@ LOADED = (
     measures,
     metrics,
     minimising_movements,
+    non_convex_movements,
     runs,
     stability,
 )
