@@ -21,6 +21,7 @@ from tests.fuzz.families import (
     non_convex_movements,
     runs,
     stability,
+    verdicts_on_runs,
 )
 
 LOADED = (
@@ -42,4 +43,5 @@ LOADED = (
     non_convex_movements,
     runs,
     stability,
+    verdicts_on_runs,
 )
