@@ -37,6 +37,8 @@ RESOLVED = 0.25  # of the stability limit: where a step is short enough for erro
 AGO = 64  # steps, of which 32 times as many shorter ones are within STEPS
 SIMILAR = 1.5  # ratio of lengths of steps, in units of the limit of stability, that hardly differ
 GROWN = 1e3  # a state that grew by less than this did not run away
+SUSPECT = 2.0  # growth after which steps beyond the limit of stability are held against shorter ones
+LITTLE, PARTS = 100.0, 8  # growth that is looked at again if within that limit, and parts of a step then
 EDGE = 1e-8  # of the largest number: what is beyond has run away
 CLOSER = 64  # parts of a step by which a failure is approached
 SAFE = 0.95  # of the limit of stability, for steps that are advised
@@ -220,29 +222,46 @@ def _uphill(run: FlowRun, problem: FlowProblem) -> FlowRun:
 
 
 def _outgrown(run: FlowRun, problem: FlowProblem) -> Suspects | None:
-    """Members that have grown a thousandfold, to finite numbers, but not as stable steps show it.
+    """Members that have grown to finite numbers by steps that were too long, and not as shorter ones do.
 
-    The latest steps are taken again in parts: what differs tenfold then grew by the step and not by the
-    equation, or not as fast as the equation says.
+    Steps from there are taken again in parts: what differs tenfold then grew by the step and not by the
+    equation, or not as fast as the equation says, as where coarse steps pass a pole.
     """
     trail, limit = problem.trail, problem.stepper.stability
     if trail is None or not trail.recent or problem.noise is not None or not math.isfinite(limit):
         return None
-    grown = run.running & (size(run.mu) > GROWN * size(trail.start))
+    growth = size(run.mu) / size(trail.start)
+    grown = run.running & (growth > SUSPECT)
     if not bool(grown.any()):
         return None
-    old, before = trail.recent[0], trail.recent[-1]
     try:
-        z = float(run.dt) * radius(problem.field, before.t, before.mu, grown)
-        if not z > limit:  # also where it is not known
+        latest = (trail.recent[-1], run)
+        z = float(run.dt) * max(radius(problem.field, one.t, one.mu, grown) for one in latest) / limit
+        grown = grown & ((growth > GROWN) | (z > 1))
+        if not (z > RESOLVED and bool(grown.any())):  # also where it is not known
             return None
-        h, end = float(run.dt) * max(limit / (2 * z), RECENT / STEPS), float(run.t)
-        fine = again(old, grown, replace(problem, trail=None), h, end, time.monotonic() + PATIENCE)
+        old, h = _mended(run, grown, trail, z)
+        fine = again(old, grown, replace(problem, trail=None), h, float(run.t), time.monotonic() + PATIENCE)
     except Exception:  # of somebody else's field: nothing is known
         return None
     ratio = size(fine.mu) / size(run.mu)
     wrong = grown & ((fine.codes != 0) | (ratio < 0.1) | (ratio > 10))
     return trail.suspect(wrong, float(run.t - run.dt)) if bool(wrong.any()) else None
+
+
+def _mended(run: FlowRun, grown: Tensor, trail: Trail, z: float) -> tuple[FlowRun, float]:
+    """From where to take the latest steps again, and how long: z is a step over the limit of stability.
+
+    Steps beyond the limit differ from stable ones within a few. The limit is that of real modes: within it
+    those that oscillate may grow, slowly, so that all steps since a hundredth of the size are taken again.
+    """
+    if z > 1:
+        return trail.recent[0], float(run.dt) * max(1 / (2 * z), RECENT / STEPS)
+    kept = trail.suspect(grown, float(run.t)).past
+    small = [old for old in kept if bool((size(old.mu) * LITTLE < size(run.mu))[grown].all())]
+    old = small[-1] if small else kept[0]
+    parts = min(PARTS, (STEPS - 1) // max(1, run.steps - old.steps))
+    return old, float(run.dt) / max(1, parts)
 
 
 def _hastens(trial: Repetitions, which: Tensor, h: float) -> Tensor:

@@ -59,3 +59,47 @@ def test_only_one_place_asks_torch_for_exponentials_of_matrices() -> None:
     asking = [p.name for p in package.rglob("*.py") if "torch.linalg.matrix_exp(" in p.read_text()]
     assert asking == ["linalg.py"]
     assert not [p for p in package.rglob("*.py") if "torch.matrix_exp" in p.read_text()]
+
+
+POLES = {"square": (torch.square, 1.0), "one and square": (lambda y: 1 + y * y, math.pi / 4)}
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+@pytest.mark.parametrize("name", POLES)
+def test_a_rosenbrock_method_does_not_pass_the_pole_of_a_riccati_equation(name: str, tokens: int) -> None:
+    """It solves these without error on both sides, so that the run was "ok" and had -2 after 1 / (1 - t)."""
+    rate, when = POLES[name]
+    field = of.Perceptron([[1.0]], [[1.0]], activation=rate)
+    run = of.flow(of.Particles([[1.0]] * tokens), field, of.Rosenbrock(), t1=1.5)
+    assert run.status == "blow_up"
+    assert abs(float(run.blow_up_time) - when) < 1e-5
+
+
+def test_a_mode_that_grows_but_is_not_excited_bounds_no_step_of_a_rosenbrock_method() -> None:
+    field = of.Perceptron([[1e4, 0.0], [0.0, -1.0]], np.eye(2), activation=None)
+    run = of.flow(of.Particles([[0.0, 1.0]]), field, of.Rosenbrock(), t1=10.0)
+    assert run.status == "ok"
+    assert run.steps < 1000
+
+
+COARSE = ((of.Euler(), 0.01, 1.05), (of.Heun(), 0.3, 1.05), (of.RK4(), 0.3, 1.05), (of.Heun(), 0.1, 1.05))
+
+
+@pytest.mark.parametrize(("stepper", "dt", "t1"), COARSE)
+def test_fixed_steps_that_pass_a_pole_by_less_than_a_thousandfold_are_not_ok(
+    stepper: of.Stepper, dt: float, t1: float
+) -> None:
+    """x' = x^2 from 1 ends at t = 1; Euler had x = 415 at t = 1.05, with the status "ok"."""
+    field = of.Perceptron([[1.0]], [[1.0]], activation=torch.square)
+    run = of.flow(of.Particles([[1.0]]), field, stepper, t1=t1, dt=dt, on_failure="return")
+    assert run.status != "ok"
+
+
+def test_a_damped_oscillation_that_euler_makes_grow_is_not_ok() -> None:
+    """dt |lambda| = 1.6 is below 2, the limit for modes that do not oscillate."""
+    A = 1.6 * np.array([[-0.2, 1.0], [-1.0, -0.2]])
+    field = of.Perceptron(A, np.eye(2), activation=None)
+    run = of.flow(of.Particles([[1.0, 0.0]]), field, of.Euler(), t1=20.0, dt=1.0, on_failure="return")
+    assert run.status == "unstable"
+    grows = of.Perceptron(-A, np.eye(2), activation=None)  # this one does so by itself
+    assert of.flow(of.Particles([[1.0, 0.0]]), grows, of.RK4(), t1=25.0, dt=0.5).status == "ok"

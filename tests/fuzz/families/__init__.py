@@ -18,8 +18,10 @@ from tests.fuzz.families import (
     measures,
     metrics,
     minimising_movements,
+    non_convex_movements,
     runs,
     stability,
+    verdicts_on_runs,
 )
 
 LOADED = (
@@ -38,6 +40,8 @@ LOADED = (
     measures,
     metrics,
     minimising_movements,
+    non_convex_movements,
     runs,
     stability,
+    verdicts_on_runs,
 )

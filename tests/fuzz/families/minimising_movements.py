@@ -11,7 +11,6 @@ from tests.fuzz.draws import LONG, Array, Rng
 from tests.fuzz.engine import Case, family
 
 # Regions that are left out of the draws; a family for each can be added once they are settled.
-NON_CONVEX_MOVEMENTS = False  # minimisers of energies that are not convex need not be the nearest ones
 MOVEMENTS_ON_GRIDS = False  # solved up to a mesh; `EntropicJKO`, which has a closed form, is in
 
 SOLVED = 1e-8  # of displacements, relative: the tolerance of the solver is 1e-10 of the gradient
