@@ -226,6 +226,7 @@ STEPS = [
     ("dopri5_fixed", "softmax", "gaussian"),
     ("rosenbrock", "l2", "gaussian"),
 ]
+ASKS = {"rosenbrock": 1}  # whether the state leaps, as past a pole
 
 
 @pytest.mark.parametrize(("stepper", "field", "measure"), STEPS)
@@ -233,14 +234,14 @@ def test_a_step_and_its_acceptance_stay_on_the_device(stepper: str, field: str, 
     device = STAND_IN if field == "descent" else CUDA
     there, method = Accelerator(device), zoo.STEPPERS[stepper]()
     v, mu = there.take(zoo.FIELDS[field]()), there.take(zoo.MEASURES[measure]())
-    with there:
+    with there, Answers():
         run = driver._start(mu, v, method, driver.FlowTimes(0.0, 1.0, None if method.adaptive else 0.1))
         assert method.step(v, run.t, run.dt, mu, Memory()).mu.device == device
         with Answers() as answers:
             left, problem = stepping._left(run, 1.0), stepping.FlowProblem(v, method, None, None)
             new = stepping._step(run, problem, 1.0, left, Recorder({}))
         assert {new.t.device, new.mu.device, new.codes.device} == {device}
-        assert answers.asked == 1  # whether a member of the batch has failed
+        assert answers.asked == 1 + ASKS.get(stepper, 0)  # whether a member of the batch has failed
 
 
 @pytest.mark.parametrize(("stepper", "field", "measure"), STEPS)
@@ -250,10 +251,10 @@ def test_a_step_asks_nothing_and_a_flow_twice_per_step(stepper: str, field: str,
     t = torch.zeros(mu.batch if method.adaptive else (), dtype=torch.float64)
     with far_away(), HostReads() as reads:
         method.step(v, t, torch.full_like(t, 0.01), mu, Memory())
-    assert reads.total == 0
+    assert reads.total == ASKS.get(stepper, 0)
     runs = [counted(mu, v, method, t1, dt) for t1 in (0.02, 0.08)]
     assert runs[1][0] > runs[0][0] or method.adaptive
-    assert runs[1][1] - runs[0][1] == 2 * (runs[1][0] - runs[0][0])
+    assert runs[1][1] - runs[0][1] == (2 + ASKS.get(stepper, 0)) * (runs[1][0] - runs[0][0])
 
 
 def counted(

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from otflow.base import status
 from otflow.base.errors import InputError
-from otflow.dynamics.repetition import STEPS, Repetitions, again, largest, radius, rate, size
-from otflow.dynamics.stepping import RECENT, FlowProblem, FlowRun, Suspects, Trail, mark
+from otflow.dynamics.repetition import STEPS, Repetitions, again, largest, radii, radius, rate, size
+from otflow.dynamics.stepping import RECENT, FlowProblem, FlowRun, Halt, Suspects, Trail, mark
 from otflow.fields import VelocityField
 from otflow.fields.base import SumField
 from otflow.measures import Measure, where
@@ -41,6 +41,7 @@ SUSPECT = 2.0  # growth after which steps beyond the limit of stability are held
 LITTLE, PARTS = 100.0, 8  # growth that is looked at again if within that limit, and parts of a step then
 EDGE = 1e-8  # of the largest number: what is beyond has run away
 CLOSER = 64  # parts of a step by which a failure is approached
+LEAP = 0.5  # of the size of a state: what a step that is too long moves it by, and more
 SAFE = 0.95  # of the limit of stability, for steps that are advised
 FASTER = 4.0  # what the velocity gains on the way, if it is infinite there
 
@@ -64,11 +65,13 @@ def examine(run: FlowRun, problem: FlowProblem, deadline: float | None) -> tuple
     if trail is None:
         return _named(run, quiet), error
     deadline = _patience(trail, deadline)
-    run = _uphill(run, problem)
-    late = _outgrown(run, problem)
-    if late is not None:
-        run = mark(run, status.code("unstable"), late.which)
-    for suspects in [*trail.suspects[:GROUPS], *([] if late is None else [late])]:
+    late = []
+    for halt in _halts(run, trail, deadline):
+        run = _uphill(run, halt, problem, deadline)
+        if (grown := _outgrown(halt, problem, deadline)) is not None:
+            run = _verdict_on(run, "unstable", grown.which)
+            late.append(grown)
+    for suspects in [*trail.suspects[:GROUPS], *late]:
         found = _careful(suspects, quiet, run.message, deadline)
         blown = suspects.which & (found.codes == status.code("blow_up"))
         run = replace(
@@ -80,6 +83,21 @@ def examine(run: FlowRun, problem: FlowProblem, deadline: float | None) -> tuple
         )
         error = torch.where(blown, found.error, error)
     return run, error
+
+
+def _halts(run: FlowRun, trail: Trail, deadline: float) -> list[Halt]:
+    """Where members were stopped, ran out of steps or arrived; nothing if there is no time left."""
+    if time.monotonic() > deadline or not trail.recent or run.interrupted:
+        return []
+    end = Halt(run, run.running | (run.codes == status.code("budget")), trail.past())
+    return [end, *trail.halts]
+
+
+def _verdict_on(run: FlowRun, name: str, which: Tensor) -> FlowRun:
+    """The run with the status of some members, whatever it was."""
+    code = status.code(name)
+    marked = mark(run, code, which)
+    return replace(marked, codes=torch.where(which, code, marked.codes))
 
 
 def _patience(trail: Trail, deadline: float | None) -> float:
@@ -117,7 +135,7 @@ def _named(run: FlowRun, problem: FlowProblem) -> FlowRun:
 def _verdict(suspects: Suspects, problem: FlowProblem, deadline: float) -> Diagnosis:
     before = suspects.past[-1]
     unknown = torch.full_like(before.ended, torch.nan)
-    calm = len(suspects.past) == 1 or not _hurries(problem.field, suspects.past[-2], suspects.which)
+    calm = len(suspects.past) == 1 or not _hurries(suspects.past[-2], before, suspects.which)
     if calm and (name := broken(problem.field, before.t, before.mu)) is not None:
         codes = torch.full_like(before.codes, status.code("invalid"))
         return Diagnosis(codes, unknown, unknown, _not_a_number(name, float(before.t)))
@@ -139,7 +157,7 @@ def _resolved(suspects: Suspects, problem: FlowProblem) -> tuple[FlowRun, float]
     late = late or [suspects.past[0]]  # of a large cloud few states are kept
     limit, lengths = problem.stepper.stability, []
     for k, run in reversed(list(enumerate(late))):
-        z = float(run.dt) * radius(problem.field, run.t, run.mu, suspects.which)
+        z = float(run.dt) * radius(problem.limiting, run.t, run.mu, suspects.which)
         if not z > RESOLVED * limit:  # also where it is not known
             return next((old for old in late[:k] if old.steps >= final - AGO), run), 1.0
         lengths.append(min(z, 2.0**40))
@@ -199,67 +217,90 @@ def _judge(trial: Repetitions, survived: Tensor, h: float) -> Diagnosis:
     return Diagnosis(codes, when, error, message, last.mu)
 
 
-def _uphill(run: FlowRun, problem: FlowProblem) -> FlowRun:
-    """Descents that ended above their least energy by more than a step can explain are unstable.
+def _uphill(run: FlowRun, halt: Halt, problem: FlowProblem, deadline: float) -> FlowRun:
+    """Descents that end too far above their least energy by steps beyond the limit of stability are unstable.
 
-    Not so under noise, which climbs, nor where no step was beyond the limit of stability, as on a torus
-    around which the potential has no single value. A single rise is no failure: see `Fall.rose`.
+    Too far is more than a step can explain, or more than a part of what had been won; see `Fall`. Where no
+    step was beyond that limit nothing is said, as on a torus around which the potential has no single value,
+    nor under noise, which climbs. Where the limit is not known, only what no step explains counts.
     """
-    fall, trail = run.memory.fall, problem.trail
-    if fall is None or trail is None or problem.noise is not None:
+    fall, limit = halt.run.memory.fall, problem.stepper.stability
+    if fall is None or problem.noise is not None:
         return run
-    rose = fall.rose() & run.running
-    if not bool(rose.any()):
+    lost = fall.energy.isnan() & halt.which
+    if bool(lost.any()):
+        message = f"the energy of {problem.field!r} is no number; let it return finite numbers there"
+        return replace(_verdict_on(run, "invalid", lost), message=message)
+    rose, undone = fall.rose() & halt.which, fall.lost() & halt.which
+    if not bool((rose | undone).any()):
         return run
-    lengths = [float(run.dt) * radius(problem.field, past.t, past.mu, rose) for past in trail.recent]
-    if all(z <= problem.stepper.stability for z in lengths):
+    z = _longest(halt, problem, deadline)
+    bad = (rose & ~(z <= limit)) | (undone & (z > limit))
+    if not bool(bad.any()):
         return run
-    up, dt = float((fall.energy - fall.least)[rose].max()), float(run.dt)
-    stable = SAFE * problem.stepper.stability * dt / max(lengths)  # NaN or 0 where that is not known
+    up, dt = float((fall.energy - fall.least)[bad].max()), float(run.dt)
+    stable = SAFE * limit * dt / float(z[bad].max())  # NaN or 0 where that is not known
     message = f"the energy of a descent ends {up:.3g} above its least value: dt = {dt:g} is too long; pass "
     message += f"dt={_advised(stable if 0 < stable < dt else dt / 2)}, or use Dopri5() or JKO()"
-    return replace(mark(run, status.code("unstable"), rose), message=message)
+    return replace(_verdict_on(run, "unstable", bad), message=message)
 
 
-def _outgrown(run: FlowRun, problem: FlowProblem) -> Suspects | None:
+def _longest(halt: Halt, problem: FlowProblem, deadline: float) -> Tensor:
+    """dt times the largest modulus of the Jacobian at the states kept, (*batch,); NaN where none is known."""
+    longest = torch.full(halt.run.mu.batch, torch.nan, dtype=torch.float64, device=halt.run.mu.device)
+    for past in reversed(halt.past):
+        z = float(past.dt) * radii(problem.limiting, past.t, past.mu)
+        longest = torch.fmax(longest, z)
+        if time.monotonic() > deadline:
+            break
+    return longest
+
+
+def _outgrown(halt: Halt, problem: FlowProblem, deadline: float) -> Suspects | None:
     """Members that have grown to finite numbers by steps that were too long, and not as shorter ones do.
 
     Steps from there are taken again in parts: what differs tenfold then grew by the step and not by the
     equation, or not as fast as the equation says, as where coarse steps pass a pole.
     """
-    trail, limit = problem.trail, problem.stepper.stability
-    if trail is None or not trail.recent or problem.noise is not None or not math.isfinite(limit):
+    run, past, limit = halt.run, halt.past, problem.stepper.stability
+    if problem.noise is not None or not math.isfinite(limit):
         return None
-    growth = size(run.mu) / size(trail.start)
-    grown = run.running & (growth > SUSPECT)
+    growth = size(run.mu) / size(past[0].mu)
+    grown = halt.which & (growth > SUSPECT)
     if not bool(grown.any()):
         return None
     try:
-        latest = (trail.recent[-1], run)
-        z = float(run.dt) * max(radius(problem.field, one.t, one.mu, grown) for one in latest) / limit
+        # The Jacobian costs dozens of velocities, so that those which did not leap in the end are not asked.
+        leaps = float(run.dt) * rate(problem.field, run) > LEAP
+        grown = grown & ((growth > GROWN) | leaps)
+        if not bool(grown.any()):
+            return None
+        latest = (past[-1], run)
+        z = float(run.dt) * max(radius(problem.limiting, one.t, one.mu, grown) for one in latest) / limit
         grown = grown & ((growth > GROWN) | (z > 1))
         if not (z > RESOLVED and bool(grown.any())):  # also where it is not known
             return None
-        old, h = _mended(run, grown, trail, z)
-        fine = again(old, grown, replace(problem, trail=None), h, float(run.t), time.monotonic() + PATIENCE)
+        old, h = _mended(halt, grown, z)
+        fine = again(old, grown, replace(problem, trail=None), h, float(run.t), deadline)
     except Exception:  # of somebody else's field: nothing is known
         return None
     ratio = size(fine.mu) / size(run.mu)
-    wrong = grown & ((fine.codes != 0) | (ratio < 0.1) | (ratio > 10))
-    return trail.suspect(wrong, float(run.t - run.dt)) if bool(wrong.any()) else None
+    # Within the limit, growth that lags behind that of the equation is an error of the step and no more.
+    wrong = grown & ((fine.codes != 0) | (ratio < 0.1) | ((ratio > 10) & (z > 1)))
+    return Suspects(wrong, past, float(run.t - run.dt)) if bool(wrong.any()) else None
 
 
-def _mended(run: FlowRun, grown: Tensor, trail: Trail, z: float) -> tuple[FlowRun, float]:
+def _mended(halt: Halt, grown: Tensor, z: float) -> tuple[FlowRun, float]:
     """From where to take the latest steps again, and how long: z is a step over the limit of stability.
 
     Steps beyond the limit differ from stable ones within a few. The limit is that of real modes: within it
     those that oscillate may grow, slowly, so that all steps since a hundredth of the size are taken again.
     """
+    run, past = halt.run, halt.past
     if z > 1:
-        return trail.recent[0], float(run.dt) * max(1 / (2 * z), RECENT / STEPS)
-    kept = trail.suspect(grown, float(run.t)).past
-    small = [old for old in kept if bool((size(old.mu) * LITTLE < size(run.mu))[grown].all())]
-    old = small[-1] if small else kept[0]
+        return past[-RECENT:][0], float(run.dt) * max(1 / (2 * z), RECENT / STEPS)
+    small = [old for old in past if bool((size(old.mu) * LITTLE < size(run.mu))[grown].all())]
+    old = small[-1] if small else past[0]
     parts = min(PARTS, (STEPS - 1) // max(1, run.steps - old.steps))
     return old, float(run.dt) / max(1, parts)
 
@@ -296,9 +337,9 @@ def _earlier(trial: Repetitions, when: Tensor, h: float) -> Tensor:
     return 3 * share * (other.times[-1] - when).abs()
 
 
-def _hurries(field: VelocityField, run: FlowRun, which: Tensor) -> bool:
-    """Whether a step moves some of these members by more than a tenth of their size."""
-    return bool((rate(field, run) * float(run.dt) > 0.1)[which].any())
+def _hurries(before: FlowRun, last: FlowRun, which: Tensor) -> bool:
+    """Whether some of these members grew by more than a tenth in a step."""
+    return bool((size(last.mu) > 1.1 * size(before.mu))[which].any())
 
 
 def _message(trial: Repetitions, survived: Tensor, codes: Tensor, h: float) -> str:
@@ -312,12 +353,14 @@ def _message(trial: Repetitions, survived: Tensor, codes: Tensor, h: float) -> s
     if bool((codes == status.code("blow_up")).any()):
         return f"the state leaves the finite numbers {until}, whatever the step"
     if bool((codes == status.code("overflow")).any()):
-        remedy = f"pass t1={float(start.t):.6g} or less, or divide positions by 1e3"
+        half = float(trial.halfway()[codes == status.code("overflow")].nan_to_num(float(start.t)).min())
+        earlier = f"pass t1={_advised(half)} or less, or " if half > 0 else ""
+        remedy = f"{earlier}divide positions by 1e3"
         return f"the state or its velocity outgrows floating point {until}, and no pole was seen; {remedy}"
     if bool(survived.any()):
         return f"the step dt = {dt:g} is too long {until}: pass dt={_advised(h)}, or use Dopri5()"
     said = ", and there was no time for all repetitions with shorter steps" if trial.late else ""
-    known = radius(field, start.t, start.mu, trial.suspects.which)
+    known = radius(trial.problem.limiting, start.t, start.mu, trial.suspects.which)
     h = min(h, SAFE * trial.problem.stepper.stability / known if known > 0 else h)
     remedy = f"pass dt={_advised(h)}, or use Dopri5()"
     return f"the state leaves the finite numbers {until} with dt = {dt:g}{said}: {remedy}"

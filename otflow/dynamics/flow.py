@@ -201,7 +201,7 @@ def _drive(
         message = f"flow was interrupted at t = {float(run.t.max()):g}; what was computed is kept."
         with suppress(Warning):  # where warnings are errors, the status says the same
             warnings.warn(message, stacklevel=3)
-        return conclude(run, "stopped", message)
+        return replace(conclude(run, "stopped", message), interrupted=True)
     except StepError as error:
         return conclude(run, error.status, str(error))
     except Exception as error:

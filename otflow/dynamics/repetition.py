@@ -22,6 +22,7 @@ from otflow.steppers import Memory
 # Chosen.
 STEPS = 2000  # of one repetition
 ALL_STEPS = 10_000  # of all of one failure
+MORE = 64  # steps that a repetition goes on if its last ones were beyond the limit of stability
 LATEST = 5  # states of a repetition that are kept
 POWER = 12  # iterations that estimate the largest modulus of the Jacobian
 
@@ -61,20 +62,29 @@ class Repetitions:
     steps: int = 0
 
     def run(self, h: float) -> Tensor:
-        """Which members survived the step h; ``times`` and ``last`` keep the rest."""
-        end = self.suspects.t + float(self.start.dt)
-        states = _states(self.start, self.suspects.which, self.problem, h, end, self.deadline)
-        self.sizes = []
-        for run in states:
-            self.latest.append(run)
-            self.sizes.append((run.t, size(run.mu)))
-        run = self.latest[-1]
-        left = (run.codes == status.code("unstable")) & self.suspects.which
-        self.times.append(torch.where(left, run.ended, torch.nan))
-        self.steps += run.steps
+        """Which members survived the step h; ``times`` and ``latest`` keep the rest.
+
+        Those that end with steps beyond the limit of stability did not survive, as coarse steps past a pole:
+        they go on for a while, to see whether they leave the finite numbers.
+        """
+        which, self.sizes = self.suspects.which, []
+        run = self._followed(self.start, which, h, self.suspects.t + float(self.start.dt))
+        times, good = _left(run, which), (run.codes == 0) & which
         # Those whose time was up are well if they have not grown: a short step takes long to get there.
         calm = (run.codes == status.code("budget")) & (size(run.mu) <= 1.001 * size(self.start.mu))
-        return ((run.codes == 0) | calm) & self.suspects.which
+        long = good & (h * radii(self.problem.limiting, run.t, run.mu) > self.problem.stepper.stability)
+        if bool(long.any()):
+            run = self._followed(run, long, h, float(run.t) + MORE * h)
+            times = torch.where(long, _left(run, long), times)
+        self.times.append(times)
+        return (good & ~long) | (calm & which)
+
+    def _followed(self, start: FlowRun, which: Tensor, h: float, end: float) -> FlowRun:
+        for run in _states(start, which, self.problem, h, end, self.deadline):
+            self.latest.append(run)
+            self.sizes.append((run.t, size(run.mu)))
+        self.steps += self.latest[-1].steps
+        return self.latest[-1]
 
     def halfway(self) -> Tensor:
         """When log |x| had come half of the way to its end, (*batch,); NaN if that is not far."""
@@ -109,7 +119,12 @@ def largest(u: Tangent, mu: Measure) -> Tensor:
 
 
 def radius(field: VelocityField, t: Tensor, mu: Measure, which: Tensor) -> float:
-    """The largest modulus of the Jacobian among some members, by the power method; NaN if it has none.
+    """The largest modulus of the Jacobian among some members; NaN if it has none."""
+    return float(radii(field, t, mu)[which].amax())
+
+
+def radii(field: VelocityField, t: Tensor, mu: Measure) -> Tensor:
+    """The largest modulus of the Jacobian of each member by the power method, (*batch,); NaN if it has none.
 
     The growth of a vector over the second half of the iterations, which is right for pairs of complex
     eigenvalues too. Infinite where the Jacobian is beyond floating point.
@@ -123,6 +138,12 @@ def radius(field: VelocityField, t: Tensor, mu: Measure, which: Tensor) -> float
             u = field.linearised(t, mu, Tangent(p / align(length, p) for p in u), torch.zeros_like(t))
             growth.append(largest(u, mu))
     except Exception:  # a field of somebody else may have no derivative, and says so in its own way
-        return math.nan
-    rates = torch.stack(growth)[..., which]
-    return math.inf if bool(rates.isinf().any()) else float(rates[POWER // 2 :].log().mean(0).exp().amax())
+        return torch.full(mu.batch, torch.nan, dtype=torch.float64, device=mu.device)
+    rates = torch.stack(growth)
+    found: Tensor = rates[POWER // 2 :].log().mean(0).exp()
+    return torch.where(rates.isinf().any(0), torch.inf, found)
+
+
+def _left(run: FlowRun, which: Tensor) -> Tensor:
+    """When some members left the finite numbers, NaN for all others."""
+    return torch.where((run.codes == status.code("unstable")) & which, run.ended, torch.nan)

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ MANY, FEW = 512, 0.8
 # Chosen: states kept at hand, as it takes three steps past the pole of x' = x^2 to leave the numbers, and the
 # numbers that all states kept may have together (128 MB).
 RECENT, ROOM = 8, 2**24
+HALTS = 16  # times at which members were stopped that are looked at; chosen
 Stop = Callable[[Tensor, Measure], Any]
 
 
@@ -45,6 +46,14 @@ class Suspects:
     t: float  # when that step would have ended
 
 
+class Halt(NamedTuple):
+    """Where members came to rest that did not leave the finite numbers."""
+
+    run: FlowRun
+    which: Tensor  # (*batch,)
+    past: tuple[FlowRun, ...]  # as of `Suspects`
+
+
 class Trail:
     """The states of a run with fixed steps that would be looked at again if it left the finite numbers."""
 
@@ -56,6 +65,7 @@ class Trail:
         # for each age in steps there is a state hardly older.
         self.older: dict[int, deque[FlowRun]] = {}
         self.suspects: list[Suspects] = []
+        self.halts: list[Halt] = []  # the first few
         self.began = time.monotonic()
 
     def follow(self, old: FlowRun, new: FlowRun) -> None:
@@ -66,8 +76,14 @@ class Trail:
         if new.intact:
             return
         which = old.running & (new.codes == status.code("unstable"))
+        self.stop(old, old.running & ~new.running & ~which)
         if bool(which.any()):
-            self.suspects.append(self.suspect(which, float(old.t + old.dt)))
+            self.suspects.append(Suspects(which, self.past(), float(old.t + old.dt)))
+
+    def stop(self, run: FlowRun, which: Tensor) -> None:
+        """Remember how members came to where they were stopped, or where a solver failed."""
+        if len(self.halts) < HALTS and bool(which.any()):
+            self.halts.append(Halt(replace(run, memory=Memory(fall=run.memory.fall)), which, self.past()))
 
     def _keep(self, state: FlowRun) -> None:
         power = state.steps & -state.steps  # 0 at the start, which is thus kept
@@ -75,10 +91,12 @@ class Trail:
             self.older.setdefault(power, deque(maxlen=4)).append(state)
         self.recent.append(state)
 
-    def suspect(self, which: Tensor, t: float) -> Suspects:
-        """Some members, of which the states kept are to be looked at again."""
+    def past(self) -> tuple[FlowRun, ...]:
+        """The states kept, oldest first."""
+        if not self.recent:
+            return ()
         older = (run for runs in self.older.values() for run in runs if run.steps < self.recent[0].steps)
-        return Suspects(which, (*sorted(older, key=lambda run: run.steps), *self.recent), t)
+        return (*sorted(older, key=lambda run: run.steps), *self.recent)
 
 
 @dataclass(frozen=True)
@@ -88,6 +106,11 @@ class FlowProblem:
     noise: Noise | None
     path: BrownianPath | None
     trail: Trail | None = None  # of a fixed step
+
+    @property
+    def limiting(self) -> VelocityField:
+        """The part of the field that limits the step."""
+        return self.stepper.limiting(self.field)
 
 
 @dataclass(frozen=True)
@@ -103,6 +126,7 @@ class FlowRun:
     steps: int = 0
     message: str = ""
     local: Tensor | None = None  # (*batch,), bool: which members owe a step to a search without proof
+    interrupted: bool = False
     intact: bool = True  # if so no member has ended, which then need not be asked of the device; else unknown
 
     @property
@@ -130,8 +154,15 @@ def advance(
             continue
         run = _step(run, problem, end, left, log)
         if limits.stop is not None:
-            run = mark(run, status.code("stopped"), _verdict(_asked(limits.stop, run), run))
+            run = _stopped(run, problem, limits.stop)
         yield run
+
+
+def _stopped(run: FlowRun, problem: FlowProblem, stop: Stop) -> FlowRun:
+    which = _verdict(_asked(stop, run), run)
+    if problem.trail is not None:
+        problem.trail.stop(run, which & run.running)
+    return mark(run, status.code("stopped"), which)
 
 
 def _some(

@@ -15,7 +15,7 @@ from otflow.energies import Energy
 from otflow.energies.base import gradient
 from otflow.fields.base import VelocityField
 from otflow.measures import Measure
-from otflow.metrics import Metric
+from otflow.metrics import Metric, Wasserstein
 
 
 class SteepestDescent(VelocityField):
@@ -46,6 +46,21 @@ class SteepestDescent(VelocityField):
         self.admit(mu)
         first, *rest = (c * _differential(term, mu) for term, c in self.energy.pairs())
         return -self.metric.gradient(mu, sum(rest, start=first))
+
+
+def joint_descent(field: VelocityField) -> SteepestDescent | None:
+    """A sum of steepest descents in one metric as the descent of one energy; None if it is no such sum."""
+    if isinstance(field, SteepestDescent):
+        return field
+    parts = [(term, c) for term, c in field.pairs() if isinstance(term, SteepestDescent)]
+    if len(parts) < len(field.pairs()):
+        return None
+    first = parts[0][0]
+    plain = all(isinstance(term.metric, Wasserstein) for term, _ in parts)
+    if not (plain or all(term.metric is first.metric for term, _ in parts)):
+        return None
+    pairs = [(energy, c * b) for term, c in parts for energy, b in term.energy.pairs()]
+    return SteepestDescent(first.energy.combination(pairs), first.metric)
 
 
 def _differential(energy: Energy, mu: Measure) -> Tangent:

@@ -124,7 +124,8 @@ def _underflow(
         return failed
     speed, size = _reach(done.v[0], mu), _reach(mu.coords, mu)
     huge = size > 1e-8 * torch.finfo(mu.dtype).max
-    exploding = 1e4 * ulp * speed > size
+    # A state that shrinks does not explode, however fast it shrinks.
+    exploding = (1e4 * ulp * speed > size) & (_product(done.v[0], mu.coords, mu) > 0)
     if done.failed is not None:  # an inner solver met scores beyond floating point
         large = size > torch.finfo(mu.dtype).max ** 0.25
         exploding = exploding | (large & (done.failed == code("blow_up")))
@@ -133,6 +134,12 @@ def _underflow(
     codes = torch.where(huge, code("overflow"), codes)
     codes = torch.where(exploding, code("blow_up"), codes)
     return torch.where(tiny, codes, torch.zeros_like(codes) if failed is None else failed)
+
+
+def _product(u: Tangent, v: Tangent, mu: Measure) -> Tensor:
+    """The sum of the products of coordinates, (*batch,)."""
+    parts = [(a.detach().double() * b.detach().double()) for a, b in zip(u, v, strict=True)]
+    return torch.stack([p.reshape(*mu.batch, -1).sum(-1) for p in parts]).sum(0)
 
 
 def _reach(u: Tangent, mu: Measure) -> Tensor:

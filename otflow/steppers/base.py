@@ -15,21 +15,39 @@ from otflow.base.tangent import Tangent
 from otflow.fields import Carry, VelocityField
 from otflow.measures import Measure
 
+# Chosen: a descent that gives back a quarter of what it had won, by steps beyond the limit of stability, is
+# none; to and fro around a kink costs a few percent of it.
+LOST = 0.25
+
 
 class Fall(NamedTuple):
     """How the energy of a descent has fallen under explicit steps, (*batch,) each."""
 
     energy: Tensor
+    start: Tensor
     least: Tensor  # so far
     power: Tensor  # dt |grad F|^2 in the step that led there: what it promised
+
+    def after(self, energy: Tensor, power: Tensor) -> Fall:
+        """With the energy after one more step."""
+        lower = energy < self.least
+        least, known = torch.where(lower, energy, self.least), torch.where(lower, power, self.power)
+        return Fall(energy, self.start, least, known)
 
     def rose(self) -> Tensor:
         """Whether the energy is above its least value by more than a step can explain.
 
         At a kink, as of |x|, steps go to and fro for ever, and the energy too, by less than dt |grad F|^2.
         """
-        slack = 2 * self.power + 1e-9 * (self.energy.abs() + self.least.abs())
-        return self.energy - self.least > slack
+        return self._rise() > 2 * self.power
+
+    def lost(self) -> Tensor:
+        """Whether much of the fall is lost again: a kink may explain that, but see whether there is one."""
+        return self._rise() > LOST * (self.start - self.least)
+
+    def _rise(self) -> Tensor:
+        """Above the least value, less rounding."""
+        return self.energy - self.least - 1e-9 * (self.energy.abs() + self.least.abs())
 
 
 class Memory(NamedTuple):
@@ -78,6 +96,10 @@ class Stepper(ABC):
     @abstractmethod
     def step(self, field: VelocityField, t: Tensor, dt: Tensor, mu: Measure, memory: Memory) -> Step:
         """Advance mu from t by dt."""
+
+    def limiting(self, field: VelocityField) -> VelocityField:
+        """The part of a field to whose Jacobian the limit of stability applies."""
+        return field
 
     def first_dt(self, field: VelocityField, t: Tensor, mu: Measure, longest: float) -> Tensor:
         """A first step size, at most ``longest``; only adaptive steppers know one."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from otflow.base.status import code
 from otflow.base.tangent import Tangent, leading
 from otflow.fields import Carry, SteepestDescent, VelocityField
+from otflow.fields.descent import joint_descent
 from otflow.measures import Measure
 from otflow.steppers.base import Fall, Memory, Step, Stepper, stage_time
 
@@ -88,14 +89,19 @@ def fallen(
     The gap is F(moved) + dt |v|^2 / 2 - F(mu), as in the inequality of minimising movements. It is at most 0
     as long as dt times the curvature of F is at most 1; a stable step that is longer may exceed it.
     """
-    if not isinstance(field, SteepestDescent):
+    descent = joint_descent(field)
+    if descent is None:
         return None, {}
-    old = field.energy(mu) if before is None else before.energy
-    new, power = field.energy(moved), dt * field.metric.inner(mu, v, v)
-    before = Fall(old, old, power) if before is None else before
-    lower = new < before.least
-    least, known = torch.where(lower, new, before.least), torch.where(lower, power, before.power)
-    return Fall(new, least, known), {"energy_gap": new + power / 2 - old}
+    power = dt * descent.metric.inner(mu, v, v)
+    before = first_fall(descent, mu, power) if before is None else before
+    after = before.after(descent.energy(moved), power)
+    return after, {"energy_gap": after.energy + power / 2 - before.energy}
+
+
+def first_fall(descent: SteepestDescent, mu: Measure, power: Tensor) -> Fall:
+    """Before the first step."""
+    energy = descent.energy(mu)
+    return Fall(energy, energy, energy, power)
 
 
 def combine(coefficients: Row, v: Sequence[Tangent], dt: Tensor) -> Tangent:

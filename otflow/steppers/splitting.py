@@ -12,9 +12,10 @@ from otflow.base import checks
 from otflow.energies import Energy
 from otflow.fields import Carry, SteepestDescent, VelocityField
 from otflow.fields.base import SumField
+from otflow.fields.descent import joint_descent
 from otflow.measures import Grid, Measure
-from otflow.steppers.base import Memory, Step, Stepper
-from otflow.steppers.explicit import Euler
+from otflow.steppers.base import Fall, Memory, Step, Stepper
+from otflow.steppers.explicit import Euler, first_fall
 from otflow.steppers.jko import JKO
 from otflow.steppers.jko.stepper import admit
 
@@ -50,7 +51,10 @@ class ForwardBackward(Stepper):
         first = replace(first, certificate={})  # whose energy is that of its part alone
         second = self.backward.step(implicit, t, dt, first.mu, Memory(old[1]))
         carry = Carry(parts=(first.memory.carry, second.memory.carry))
-        return joint(second, [first, second], Memory(carry))
+        return joint(second, [first, second], Memory(carry, fall=_fallen(field, mu, second.mu, memory.fall)))
+
+    def limiting(self, field: VelocityField) -> VelocityField:
+        return self.split(field)[0]
 
     def split(self, field: VelocityField) -> tuple[VelocityField, VelocityField]:
         """The parts that go forward and backward."""
@@ -74,6 +78,17 @@ class ForwardBackward(Stepper):
         return f"ForwardBackward({', '.join(map(repr, self.forward))})"
 
 
+@torch.no_grad()
+def _fallen(field: VelocityField, mu: Measure, moved: Measure, before: Fall | None) -> Fall | None:
+    """How the whole energy fell, if there is one; what a step promised is not known."""
+    descent = joint_descent(field)
+    if descent is None:
+        return None
+    power = torch.full(mu.batch, torch.inf, dtype=mu.dtype, device=mu.device)
+    before = first_fall(descent, mu, power) if before is None else before
+    return before.after(descent.energy(moved), power)
+
+
 class Extrapolated(Stepper):
     """2 (two half steps) - (one whole step), in displacements: Richardson's extrapolation to order 2.
 
@@ -89,6 +104,10 @@ class Extrapolated(Stepper):
     def __init__(self, base: Stepper) -> None:
         self.base: Stepper = checks.instance(base, Stepper, "base")
         checks.require(not base.adaptive, "base", base, "a fixed step is needed", "use JKO() or Euler()")
+        self.stability = base.stability
+
+    def limiting(self, field: VelocityField) -> VelocityField:
+        return self.base.limiting(field)
 
     def step(self, field: VelocityField, t: Tensor, dt: Tensor, mu: Measure, memory: Memory) -> Step:
         checks.require(

@@ -166,7 +166,7 @@ def test_34_a_step_that_is_too_long_for_a_decay_is_unstable(t1: float) -> None:
 
 def test_34_a_descent_whose_energy_grows_580_fold_is_unstable() -> None:
     well = of.SteepestDescent(of.Potential(lambda x: x.square().sum(-1) / 2), of.Wasserstein())
-    with pytest.raises(of.errors.FlowError, match=r"unstable.*energy.*dt = 3 is too long") as caught:
+    with pytest.raises(of.errors.FlowError, match=r"unstable.*dt = 3 is too long") as caught:
         of.flow(of.Particles([[1.0]]), well, of.RK4(), t1=30.0, dt=3.0)
     assert float(caught.value.trajectory.certificates["energy_gap"].max()) > 0
 

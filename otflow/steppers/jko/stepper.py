@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import singledispatch
@@ -15,6 +16,7 @@ from otflow.base.errors import ConvergenceError, DerivativeError
 from otflow.energies import Energy
 from otflow.energies.base import one_each
 from otflow.fields import Carry, SteepestDescent, VelocityField
+from otflow.fields.descent import joint_descent
 from otflow.measures import Grid, Measure
 from otflow.metrics import Metric, Wasserstein
 from otflow.steppers.base import Memory, Step, Stepper
@@ -72,6 +74,8 @@ class JKO(Stepper):
     >>> round(traj.final.x.item(), 10)  # 1 / 1.5^2
     0.4444444444
     """
+
+    stability = math.inf  # a minimiser exists for any step, or the step says that none does
 
     def __init__(self, *, tol: float | None = None, max_iter: int | None = None, starts: int = 1) -> None:
         self.tol = None if tol is None else checks.positive(tol, "tol")
@@ -195,19 +199,15 @@ def _(mu: Grid) -> Mapping[str, Tensor]:
 
 def as_descent(field: VelocityField) -> SteepestDescent:
     """A sum of steepest descents in one metric as the descent of one energy."""
-    parts = [(term, c) for term, c in field.pairs() if isinstance(term, SteepestDescent)]
     rule = "an energy is needed, and this field is not the steepest descent of one"
     remedy = "use field.as_gradient_flow() if it has an energy, or step it with ForwardBackward()"
-    checks.require(len(parts) >= len(field.pairs()), "field", field, rule, remedy)
-    first = parts[0][0]
-    if len(parts) == 1 and parts[0][1] == 1.0:
-        return first
-    good = all(term.metric is first.metric or _plain(term, first) for term, _ in parts)
-    checks.require(good, "field", field, "its descents have several metrics", "let them share one")
-    return SteepestDescent(
-        first.energy.combination([(e, c * b) for term, c in parts for e, b in term.energy.pairs()]),
-        first.metric,
+    checks.require(
+        all(isinstance(term, SteepestDescent) for term, _ in field.pairs()), "field", field, rule, remedy
     )
+    found = joint_descent(field)
+    if found is None:
+        checks.fail("field", repr(field), "its descents have several metrics", "let them share one")
+    return found
 
 
 def admit(field: VelocityField, mu: Measure) -> None:
@@ -215,10 +215,6 @@ def admit(field: VelocityField, mu: Measure) -> None:
     for term, _ in field.pairs():
         if isinstance(term, SteepestDescent):
             term.admit(mu)
-
-
-def _plain(*descents: SteepestDescent) -> bool:
-    return all(isinstance(d.metric, Wasserstein) for d in descents)
 
 
 def refuse_gradients(field: SteepestDescent, mu: Measure) -> None:

@@ -66,6 +66,8 @@ class EntropicJKO(Stepper):
     2.0
     """
 
+    stability = math.inf  # a minimiser exists for any step, or the step says that none does
+
     def __init__(self, eps: float | Sinkhorn, *, debiased: bool = False) -> None:
         self.sinkhorn = as_options(eps)
         rule = "densities on a grid have an iteration of their own"
