@@ -319,6 +319,15 @@ def test_a_gaussian_step_that_is_not_convex_says_so() -> None:
     assert of.jko_step(mu, of.QuadraticPotential([[-1.0]]), 1.5, on_failure="return").status == "uncertified"
 
 
+def test_a_gaussian_step_on_a_saddle_says_so_although_the_energy_falls() -> None:
+    """There is no minimiser: the first coordinate may go as far as it likes, but starts on the ridge."""
+    mu = of.Gaussian([0.0, 3.0], root=np.diag([0.0, 1.0]))
+    saddle = of.QuadraticPotential(np.diag([-1.0, 1.0]))
+    move = of.jko_step(mu, saddle, 1.5, on_failure="return")
+    assert float(saddle(move.mu) + move.cost / 3.0) < float(saddle(mu))
+    assert move.status == "uncertified"
+
+
 def test_an_inner_solve_that_runs_out_of_iterations_ends_the_run() -> None:
     field = of.SteepestDescent(of.Interaction(log_gas, diagonal=False), of.Wasserstein())
     traj = of.flow(of.Particles(normal(9, 2)), field, of.JKO(max_iter=1), t1=1.0, dt=1.0, on_failure="return")
