@@ -163,6 +163,42 @@ def test_members_of_a_batch_have_times_of_their_own() -> None:
     assert traj.blow_up_error[1].isnan()
 
 
+COARSE = {"Euler": (0.5, 2.0), "Heun": (0.1, 1.1), "RK4": (0.5, 1.1)}  # dt, t1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COARSE)
+def test_shorter_steps_that_pass_a_pole_too_are_no_remedy(name: str) -> None:
+    """x is 24 or so, and finite for half of the step as well, and for a quarter."""
+    dt, t1 = COARSE[name]
+    traj = run(lambda t, x: x * x, FIXED[name](), t1=t1, dt=dt)
+    assert traj.status == "blow_up"
+    assert abs(float(traj.blow_up_time) - 1) <= float(traj.blow_up_error)
+
+
+@pytest.mark.thorough
+def test_a_rule_that_stops_past_a_pole_hides_nothing() -> None:
+    square = lambda t, x: x * x  # noqa: E731
+    traj = run(square, of.RK4(), t1=2.0, dt=0.1, stop=lambda t, mu: bool(mu.x.max() > 1e100))
+    assert traj.status == "blow_up"
+    assert abs(float(traj.blow_up_time) - 1) <= float(traj.blow_up_error)
+    before = run(square, of.RK4(), t1=2.0, dt=0.1, stop=lambda t, mu: bool(mu.x.max() > 3))
+    assert before.status == "stopped"
+
+
+@pytest.mark.thorough
+def test_steps_that_are_too_long_are_noticed_when_their_number_runs_out() -> None:
+    traj = run(lambda t, x: -1000.0 * x, of.RK4(), t1=20.0, dt=1.0, max_steps=10)
+    assert traj.status == "unstable"
+
+
+@pytest.mark.slow(but_for=["Dopri5"])
+@pytest.mark.parametrize("stepper", [of.Dopri5(), of.Rosenbrock()], ids=["Dopri5", "Rosenbrock"])
+def test_a_state_that_vanishes_in_finite_time_does_not_blow_up(stepper: of.Stepper) -> None:
+    assert run(lambda t, x: -x.sqrt(), stepper, t1=3.0).status == "invalid"  # at t = 2, x = 0
+    assert run(lambda t, x: -1 / x, stepper, t1=3.0).status == "stalled"  # the velocity is unbounded, not x
+
+
 def test_a_coarse_run_past_the_pole_is_a_blow_up_none_the_less() -> None:
     traj = run(lambda t, x: x**2, of.RK4(), t1=5.0, dt=0.5)
     assert traj.status == "blow_up"
@@ -350,6 +386,96 @@ def test_tokens_that_attract_each_other_by_their_distance_are_no_failure(name: s
     pull = of.SteepestDescent(of.Interaction(lambda x, y: (x - y).norm(dim=-1)), of.Wasserstein())
     mu = of.Particles(np.random.default_rng(2).normal(size=(6, 2)))
     assert of.flow(mu, pull, FIXED[name](), t1=8.0, dt=0.1).status == "ok"
+
+
+def cloud(space: of.measures.Space | None = None, d: int = 2) -> of.Particles:
+    x = np.random.default_rng(0).standard_normal((16, d))
+    if isinstance(space, of.Sphere):
+        x /= np.linalg.norm(x, axis=-1, keepdims=True)
+    return of.Particles(x, space=space or of.Euclidean())
+
+
+# Bounded, or nearly so: steps that are far too long throw tokens about, and nothing leaves the numbers.
+THROWN: dict[str, tuple[of.Measure, of.Energy, of.Stepper, float]] = {
+    "logarithm": (
+        cloud(),
+        of.Potential(lambda x: 1e3 * torch.log1p((x.square() - 1).square()).sum(-1)),
+        of.Euler(),
+        0.05,
+    ),
+    "bell": (
+        cloud(),
+        of.Interaction(lambda x, y: -1e3 * torch.exp(-(x - y).square().sum(-1) / 2)),
+        of.Euler(),
+        0.05,
+    ),
+    "sphere": (cloud(of.Sphere(), 3), of.Potential(lambda x: 500 * x[..., 1].square()), of.Euler(), 0.01),
+    "attention": (cloud(of.Sphere(), 3), -of.ExponentialInteraction(4 * np.eye(3)), of.Euler(), 0.1),
+    "torus": (
+        cloud(of.Torus(2 * np.pi), 1),
+        of.Interaction(lambda x, y: -100 * torch.cos(x - y).sum(-1)),
+        of.RK4(),
+        0.1,
+    ),
+    "out of its well": (
+        of.Particles([[0.02]]),
+        of.Potential(lambda x: (0.1 * (x - 3).square() - 10 * torch.exp(-200 * x.square())).sum(-1)),
+        of.Euler(),
+        0.002,
+    ),
+}
+
+
+@pytest.mark.slow(but_for=["sphere", "out of its well"])
+@pytest.mark.parametrize("name", THROWN)
+def test_tokens_thrown_about_by_a_descent_are_unstable(name: str) -> None:
+    mu, F, stepper, dt = THROWN[name]
+    field = of.SteepestDescent(F, of.Wasserstein())
+    traj = of.flow(mu, field, stepper, t1=500 * dt, dt=dt, save_at=[500 * dt], on_failure="return")
+    assert traj.status == "unstable"
+    assert "pass dt=" in traj.message
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["norm", "largest"])
+def test_kinks_in_the_plane_are_no_failure_though_their_curvature_is_infinite(kind: str) -> None:
+    U = {"norm": lambda x: x.norm(dim=-1), "largest": lambda x: x.abs().amax(-1)}[kind]
+    traj = descend(U, cloud(), of.Euler(), t1=5.0, dt=0.05)
+    assert traj.status == "ok"
+    assert float(traj.certificates["energy_gap"].max()) > 0
+
+
+STIFF = of.SteepestDescent(of.Potential(lambda x: 250 * x.square().sum(-1)), of.Wasserstein())
+SAME: dict[str, of.VelocityField] = {  # x' = -1000 x
+    "multiple": 2 * STIFF,
+    "sum": STIFF + STIFF,
+    "ascent": -of.SteepestDescent(-2 * STIFF.energy, of.Wasserstein()),
+    "nothing added": 2 * STIFF + 0 * STIFF,
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_descent_in_another_guise_is_examined_as_one(name: str) -> None:
+    traj = of.flow(ONE, SAME[name], of.Euler(), t1=0.0125, dt=0.0025, on_failure="return")
+    assert traj.status == "unstable"
+    assert "energy_gap" in traj.certificates
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dt", "t1"), [(0.005, 0.05), (0.01, 10.0)], ids=["finite", "a solver fails"])
+def test_the_explicit_part_of_a_splitting_is_examined(dt: float, t1: float) -> None:
+    field = of.SteepestDescent(STIFF.energy + of.QuadraticPotential([[1.0]]), of.Wasserstein())
+    split = of.ForwardBackward(STIFF.energy)
+    assert of.flow(ONE, field, split, t1=t1, dt=dt, on_failure="return").status == "unstable"
+    assert of.flow(ONE, field, split, t1=0.05, dt=0.002, on_failure="return").status == "ok"
+
+
+@pytest.mark.thorough
+def test_an_energy_that_is_no_number_is_invalid() -> None:
+    """The derivative of 0 log x is 0 beyond 0, as far as a step of RK4 that passes it can see."""
+    traj = descend(lambda x: (x + 0 * x.log()).sum(-1), ONE, of.RK4(), t1=3.0, dt=0.3)
+    assert traj.status == "invalid"
+    assert "energy" in traj.message
 
 
 def test_noise_climbs_and_that_is_no_failure() -> None:
