@@ -58,7 +58,7 @@ def test_no_rate_of_decay_is_taken_for_a_blow_up(rate: float) -> None:
     assert traj.status == "unstable"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow(but_for=["30.0"])
 @pytest.mark.parametrize("dt", [3.0, 30.0, 1e4])
 def test_the_step_that_a_climbing_descent_names_descends(dt: float) -> None:
     """Half of a step that is ten times too long is no remedy."""
