@@ -13,8 +13,6 @@ from tests.fuzz.draws import LONG, Array, Rng
 from tests.fuzz.engine import Case, family, slow_family
 from tests.fuzz.families.closed_forms_attention import bistochastic
 
-# Left out of the draws until quadrature on wide laws is settled; a family can be added then.
-FIELDS_BY_QUADRATURE = False  # projections of fields of one's own, in more than one dimension
 TINY_EIGENVALUES = 0.3  # of the covariances of limits, relative to the largest: smaller ones are left out
 
 Kernel = Callable[[Array, Array], Array]
