@@ -155,7 +155,7 @@ def potentials_with_kinks_of_gaussians(rng: Rng) -> Case:
     return potential(Law.drawn(rng, int(rng.integers(1, 3))).near(rng, one), one)
 
 
-@family
+@slow_family
 def waves_that_grow(rng: Rng) -> Case:
     """Re exp(c.x) for a complex c, which is no function of one a.x: E = exp(c.m + c.S c / 2)."""
     law = Law.drawn(rng, int(rng.integers(1, 4)))
@@ -174,7 +174,7 @@ def waves_that_grow(rng: Rng) -> Case:
     )
 
 
-@family
+@slow_family
 def interactions_of_gaussians(rng: Rng) -> Case:
     """f(a.(x - y)) / 2: differences are N(0, 2S), and only the root feels it, by -a a^T R E f''."""
     law = Law.drawn(rng, int(rng.integers(1, 4)))
