@@ -23,6 +23,7 @@ from tests.fuzz.families import (
     non_convex_movements,
     runs,
     stability,
+    trajectories,
     verdicts_on_runs,
 )
 
@@ -47,5 +48,6 @@ LOADED = (
     non_convex_movements,
     runs,
     stability,
+    trajectories,
     verdicts_on_runs,
 )

@@ -1,8 +1,8 @@
 """JKO steps of densities on grids against closed forms and fine quantile functions.
 
 Errors are in W1 and in the length of the step. Grids are of second order in cells over the width of the
-density, at edges where it vanishes like |x - x0|^p of order 1 + p. They are solved to 1e-4 of the displacement on
-the line, to 3e-3 or 0.4 over the cells of an axis in the plane.
+density, at edges where it vanishes like |x - x0|^p of order 1 + p. They are solved to 1e-4 of the
+displacement on the line, to 3e-3 or 0.4 over the cells of an axis in the plane.
 """
 
 from __future__ import annotations
