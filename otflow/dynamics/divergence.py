@@ -242,7 +242,8 @@ def _outgrown(run: FlowRun, problem: FlowProblem) -> Suspects | None:
     except Exception:  # of somebody else's field: nothing is known
         return None
     ratio = size(fine.mu) / size(run.mu)
-    wrong = grown & ((fine.codes != 0) | (ratio < 0.1) | (ratio > 10))
+    slower = (ratio > 10) & (z > 1)  # within the limit steps may lag behind what grows by itself
+    wrong = grown & ((fine.codes != 0) | (ratio < 0.1) | slower)
     return trail.suspect(wrong, float(run.t - run.dt)) if bool(wrong.any()) else None
 
 
