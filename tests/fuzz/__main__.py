@@ -17,9 +17,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.fuzz")
     parser.add_argument("--seconds", type=float, default=60.0, help="for how long")
     parser.add_argument("--seed", type=int, default=1, help="0 is what the tests take")
-    parser.add_argument("--family", default="*", help="a pattern, as for file names")
+    parser.add_argument("--family", default="*", help="patterns, as for file names, with commas")
     asked = parser.parse_args()
-    names = [name for name in sorted(FAMILIES) if fnmatchcase(name, asked.family)]
+    patterns = asked.family.split(",")
+    names = [name for name in sorted(FAMILIES) if any(fnmatchcase(name, one) for one in patterns)]
     if not names:
         parser.error(f"no family is called {asked.family}; there are {', '.join(sorted(FAMILIES))}")
     tallies, spent = {name: Tally() for name in names}, dict.fromkeys(names, 0.0)

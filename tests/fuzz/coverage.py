@@ -23,9 +23,7 @@ WITHOUT: dict[str, str] = {
         ("of.Energy", "of.Measure", "of.Metric", "of.Stepper", "of.VelocityField", "of.dynamics.Noise"),
         ABSTRACT,
     ),
-    **dict.fromkeys(
-        ("of.energies.Internal", "of.fields.TokenField", "of.measures.Space", "of.transport.Cost"), ABSTRACT
-    ),
+    **dict.fromkeys(("of.energies.Internal", "of.measures.Space", "of.transport.Cost"), ABSTRACT),
     **dict.fromkeys(("of.transport.Engine", "of.transport.Transport", "of.reproduce.Experiment"), ABSTRACT),
     **dict.fromkeys(("of.fields.Carry", "of.steppers.Memory", "of.steppers.Step"), CONTRACT),
     **dict.fromkeys(

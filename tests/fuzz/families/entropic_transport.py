@@ -213,7 +213,7 @@ def densities_on_the_line(rng: Rng) -> Case:
     rho, other = (rng.uniform(0, 1, k) * (rng.uniform(0, 1, k) < 0.8) + 1e-6 for k in (n, m))
     rho, other = rho / rho.mean(), other / other.mean()
     p = int(draws.pick(rng, (1, 2)))
-    cost = _between_quantiles(*(_quantiles(draws.known(z, z.shape)) for z in (rho, other)), p)
+    cost = between_quantiles(*(quantiles(draws.known(z, z.shape)) for z in (rho, other)), p)
     value, slack = cost ** (LONG(1) / p), 64 * (n + m) * 2.0**-53
     far = (cost + slack) ** (LONG(1) / p) - max(cost - slack, LONG(0)) ** (LONG(1) / p)
     return Case(
@@ -224,7 +224,7 @@ def densities_on_the_line(rng: Rng) -> Case:
     )
 
 
-def _quantiles(rho: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def quantiles(rho: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Cumulated masses and the places where they are reached, for cells of [0, 1]."""
     mass = np.concatenate([[LONG(0)], (rho / rho.sum()).cumsum()])
     mass[-1] = 1
@@ -239,7 +239,7 @@ def _along(ends: np.ndarray, mass: np.ndarray, place: np.ndarray) -> tuple[np.nd
     return start, end
 
 
-def _between_quantiles(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray], p: int) -> LONG:
+def between_quantiles(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray], p: int) -> LONG:
     """int |Q_a - Q_b|^p, piece by piece, for p = 1 or 2."""
     ends = np.unique(np.concatenate([a[0], b[0]]))
     (p0, p1), (q0, q1) = (_along(ends, *z) for z in (a, b))

@@ -10,9 +10,6 @@ from tests.fuzz import draws
 from tests.fuzz.draws import LONG, Array, Rng
 from tests.fuzz.engine import Case, family
 
-# Regions that are left out of the draws; a family for each can be added once they are settled.
-MOVEMENTS_ON_GRIDS = False  # solved up to a mesh; `EntropicJKO`, which has a closed form, is in
-
 SOLVED = 1e-8  # of displacements, relative: the tolerance of the solver is 1e-10 of the gradient
 
 

@@ -16,7 +16,7 @@ from tests.fuzz import draws
 from tests.fuzz.draws import Array, Rng
 from tests.fuzz.engine import Case, family, slow_family
 
-POINTS = {1: 20_001, 2: 401, 3: 91}  # along each axis of a search by brute force
+POINTS = {1: 8_001, 2: 241, 3: 61}  # along each axis of a search by brute force
 WELLS = 6  # lowest minima of the grid that are followed to their ends
 EQUAL = 1e-9  # of values, in units of the terms they are sums of: searches call 1e-10 equal
 SOLVED = 1e-9  # of slopes, in units of the first: the tolerance of the solver is 1e-10
@@ -132,13 +132,13 @@ def steepest(U: Landscape, x: Array) -> float:
 
 @family
 def steps_between_wells_on_the_line(rng: Rng) -> Case:
-    """One to three particles, some of them in batches, by 20,001 points each."""
+    """One to three particles, some of them in batches, by 8,001 points each."""
     return alone(rng, 1, int(draws.pick(rng, (1, 1, 3))))
 
 
 @slow_family
 def steps_between_wells_in_the_plane(rng: Rng) -> Case:
-    """One to three particles, by 401 x 401 points each."""
+    """One to three particles, by 241 x 241 points each."""
     return alone(rng, 2, 1)
 
 

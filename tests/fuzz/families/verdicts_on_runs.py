@@ -16,7 +16,11 @@ FIXED = tuple(TABLEAUS)
 TERMS = {"of.Euler()": 2, "of.Heun()": 3, "of.RK4()": 5}  # of e^z that R(z) has
 LIMIT = {"of.Euler()": 2.0, "of.Heun()": 2.0, "of.RK4()": 2.785}  # |z| on the negative axis, where |R(z)| = 1
 SEEN = 1e3  # growth after which steps beyond half of that limit must be told from the equation
-ADAPTIVE = ("of.Dopri5()", "of.Dopri5(1e-8, 1e-10)", "of.Rosenbrock()", "of.Rosenbrock(1e-8, 1e-10)")
+ADAPTIVE = (
+    "of.Dopri5()",
+    "of.Dopri5(1e-8, 1e-10)",
+    "of.Rosenbrock()",
+)  # tighter, it takes 10^4 steps to a pole
 
 
 def stiff(rng: Rng, d: int) -> Array:
