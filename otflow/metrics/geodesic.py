@@ -16,6 +16,7 @@ from torch import Tensor
 from otflow.base import checks, status
 from otflow.base.errors import ConvergenceError, InputError, NotFiniteError
 from otflow.base.linalg import ratio, sqrtm, widen
+from otflow.base.ranges import rounded, squared
 from otflow.base.tables import table
 from otflow.base.tangent import Tangent
 from otflow.measures import Gaussian, Measure, Particles
@@ -68,7 +69,7 @@ class TwistedTransport:
     @property
     def cost(self) -> Tensor:
         """The action of the path, which is the square of its length, (*batch,)."""
-        return self.upper.square()
+        return squared(self.upper, "cost")
 
     @property
     def plan(self) -> Any:
@@ -236,18 +237,9 @@ def _in_double(mu: Particles, nu: Measure, metric: Twisted, options: Options) ->
         return _solve(mu, nu, metric, options)  # which says why not
     straight_action(mu, metric, mu.coords * 0.0)  # what is refused in the precision of mu stays refused
     wide = _solve(mu.to(torch.float64), nu.to(torch.float64), in_double(metric, mu), options)
-    bounds = [_rounded(z, mu.dtype) for z in (wide.upper, wide.lower, wide.refinements)]
+    bounds = [rounded(z, mu.dtype, "a twisted length") for z in (wide.upper, wide.lower, wide.refinements)]
     path = [one.to(mu.dtype) for one in wide.path if isinstance(one, Particles)]
     return TwistedTransport(bounds[0], bounds[1], list(path), bounds[2], wide.coupling, metric, wide.status)
-
-
-def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
-    out = value.to(dtype)
-    if not bool(torch.isfinite(out).all()):
-        raise NotFiniteError(
-            f"a twisted length leaves the range of {dtype}; divide the weight by its largest value.", value
-        )
-    return out
 
 
 # --- clouds --------------------------------------------------------------------------------------------

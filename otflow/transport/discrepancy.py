@@ -14,6 +14,7 @@ from torch import Tensor
 from otflow.base import checks
 from otflow.base.errors import NotFiniteError
 from otflow.base.kernels import row_tiles
+from otflow.base.ranges import rounded
 from otflow.base.spaces import norm
 from otflow.measures import Measure
 from otflow.transport.comparable import Pair, kinked, pair, root, streamed
@@ -120,7 +121,8 @@ def mmd(mu: Measure, nu: Measure, kernel: Kernel) -> Tensor:
     if both.requires_grad and not getattr(kernel, "smooth", True):
         square = kinked(square, _touch, both.x, both.w, both.y, both.v)
     d = root(torch.where(square > 0, square, torch.zeros_like(square)), 2)
-    return d.reshape(both.batch).to(mu.dtype)
+    noise = root(ROUNDINGS * torch.finfo(square.dtype).eps * (ours + theirs)[:, 1].detach(), 2)
+    return rounded(d.reshape(both.batch), mu.dtype, "MMD", noise=noise.reshape(both.batch))
 
 
 def admit_kernel(both: Pair, kernel: Kernel) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.ranges import rounded
 from otflow.base.spaces import Space
 from otflow.measures import Measure, Particles
 from otflow.transport.comparable import exponent, merge, pair, places
@@ -57,7 +58,7 @@ def sequence_distance(mu: Measure, nu: Measure, p: float = 2) -> Tensor:
     d = conditional_wasserstein(
         ours.on(pieces.ours, pieces, both.space), theirs.on(pieces.theirs, pieces, both.space), p
     )
-    return d.reshape(both.batch).to(mu.dtype)
+    return rounded(d.reshape(both.batch), mu.dtype, "distance")
 
 
 def positions(n: int) -> Tensor:
