@@ -1069,7 +1069,7 @@ def test_single_precision_results_that_overflow_are_reported() -> None:
     mu, nu = (of.Particles((1e25 * cloud(seed, 5).x).float()) for seed in (1, 2))
     found = sinkhorn(mu, nu, 1e50)
     for name in ("cost", "regularised_cost"):
-        with pytest.raises(of.errors.NotFiniteError, match="float32.*to double"):
+        with pytest.raises(of.errors.NotFiniteError, match=r"float32.*to double"):
             getattr(found, name)
     assert found.distance.isfinite()
 

@@ -342,9 +342,9 @@ def bures_map(mu: Gaussian, nu: Gaussian, *, on_failure: Literal["raise", "retur
     "degenerate", and T x is the mean of what the optimal plan sends x to.
 
     The roots are taken at their word: only singular values below max(d, r) times the rounding of their dtype,
-    relative to the largest, are zero. A target that was made of a covariance, ``Gaussian(m, cov=S)``, is known
-    only as well as that: what S1 does not reach counts as rounding if its eigenvalues are below 64 d times
-    the rounding of the dtype. The error of T is about 1e-16 times the condition number of R1.
+    relative to the largest, are zero. A target that was made of a covariance, ``Gaussian(m, cov=S)``, is
+    known only as well as that: what S1 does not reach counts as rounding if its eigenvalues are below 64 d
+    times the rounding of the dtype. The error of T is about 1e-16 times the condition number of R1.
 
     Args:
         on_failure: "raise" raises `ConvergenceError`, which carries the map, if it does not lead to nu;
