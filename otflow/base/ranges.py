@@ -27,18 +27,27 @@ def lost(exact: Tensor, out: Tensor) -> Tensor:
 def rounded(exact: Tensor, dtype: torch.dtype, name: str, noise: Tensor | float = 0.0) -> Tensor:
     """``exact`` in ``dtype``, with its derivatives; an error if that dtype has no room for it.
 
-    Numbers within ``noise`` of 0 have no digits to lose. They may become 0.
+    Numbers within ``noise`` of 0 have no digits to lose, and become 0 where they are too small.
 
     >>> from otflow.base.ranges import rounded
     >>> import torch
     >>> rounded(torch.tensor(0.1, dtype=torch.float64), torch.float32, "cost")
     tensor(0.1000)
     """
-    out = exact.to(dtype)
-    bad = lost(exact, out) & ~(exact.detach().abs() <= noise)
+    out, plain = exact.to(dtype), exact.detach()
+    bad = lost(exact, out)
+    if not bool(bad.any()):
+        return out
+    out, bad = _without_noise(out, bad, plain.abs() <= noise)
     if bool(bad.any()):
-        leaves(name, f"{exact.detach()[bad][0].item():.3g}", dtype, exact.detach())
+        leaves(name, f"{plain[bad][0].item():.3g}", dtype, plain)
     return out
+
+
+def _without_noise(out: Tensor, bad: Tensor, quiet: Tensor) -> tuple[Tensor, Tensor]:
+    """What is quiet and has become too small as 0, with its derivatives; and what is bad beyond that."""
+    zero = bad & quiet & (out.detach().abs() < 1)
+    return torch.where(zero, out - out.detach(), out), bad & ~zero
 
 
 def squared(x: Tensor, name: str) -> Tensor:
@@ -60,7 +69,7 @@ def in_units(
 ) -> Tensor:
     """x unit^power in ``dtype``, (*batch,), with its derivatives; an error if there is no room for it.
 
-    Numbers x within ``noise`` of 0 may become 0.
+    Numbers x within ``noise`` of 0 become 0 where they are too small.
 
     >>> from otflow.base.ranges import in_units
     >>> import torch
@@ -69,7 +78,10 @@ def in_units(
     tensor(3.0000e-20)
     """
     out = (x * unit**power).to(dtype)
-    bad = lost(x, out) & ~(x.detach().abs() <= noise)
+    bad = lost(x, out)
+    if not bool(bad.any()):
+        return out
+    out, bad = _without_noise(out, bad, x.detach().abs() <= noise)
     if bool(bad.any()):
         value = f"{x.detach()[bad][0].item():.3g} * {unit.expand(x.shape)[bad][0].item():.3g}^{power:g}"
         leaves(name, value, dtype, x.detach())

@@ -446,9 +446,7 @@ def test_values_beyond_floating_point_are_refused_though_the_distance_exists() -
         mu, nu = of.Particles(scale * np.eye(3)), of.Particles(-scale * np.eye(3)[:2])
         found = solve(mu, nu)
         for name in ("cost", "bound", "potentials"):
-            with pytest.raises(
-                of.errors.NotFiniteError, match=r"\^2 = .*e[+-]200\^2.*divide the points"
-            ):
+            with pytest.raises(of.errors.NotFiniteError, match=r"\^2 = .*e[+-]200\^2.*divide the points"):
                 getattr(found, name)
         one = solve(of.Particles(np.eye(3)), of.Particles(-np.eye(3)[:2]))
         assert found.distance.item() == pytest.approx(one.distance.item() * scale)
