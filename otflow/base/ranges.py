@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NoReturn
 
 import torch
@@ -24,10 +25,21 @@ def lost(exact: Tensor, out: Tensor) -> Tensor:
     return ~(inside | (exact.detach() == 0) | exact.detach().isnan())  # of which a status tells
 
 
-def rounded(exact: Tensor, dtype: torch.dtype, name: str, noise: Tensor | float = 0.0) -> Tensor:
+def ordinary(out: Tensor) -> bool:
+    """Whether all numbers are far from 0 and infinity, as they mostly are: a quick look before `lost`."""
+    if not out.numel():
+        return True
+    low, high = torch.aminmax(out.detach().abs())
+    limits = torch.finfo(out.dtype)
+    return limits.tiny <= low.item() and high.item() <= limits.max
+
+
+def rounded(
+    exact: Tensor, dtype: torch.dtype, name: str, noise: Callable[[], Tensor] | None = None
+) -> Tensor:
     """``exact`` in ``dtype``, with its derivatives; an error if that dtype has no room for it.
 
-    Numbers within ``noise`` of 0 have no digits to lose, and become 0 where they are too small.
+    Numbers within ``noise()`` of 0 have no digits to lose, and become 0 where they are too small.
 
     >>> from otflow.base.ranges import rounded
     >>> import torch
@@ -35,10 +47,9 @@ def rounded(exact: Tensor, dtype: torch.dtype, name: str, noise: Tensor | float 
     tensor(0.1000)
     """
     out, plain = exact.to(dtype), exact.detach()
-    bad = lost(exact, out)
-    if not bool(bad.any()):
+    if ordinary(out) or not bool((bad := lost(exact, out)).any()):
         return out
-    out, bad = _without_noise(out, bad, plain.abs() <= noise)
+    out, bad = _without_noise(out, bad, plain.abs() <= (noise() if noise else 0.0))
     if bool(bad.any()):
         leaves(name, f"{plain[bad][0].item():.3g}", dtype, plain)
     return out
@@ -59,7 +70,7 @@ def squared(x: Tensor, name: str) -> Tensor:
     tensor([0., 9.])
     """
     out = x.square()
-    if bool((bad := lost(x, out)).any()):
+    if not ordinary(out) and bool((bad := lost(x, out)).any()):
         leaves(name, f"({x.detach()[bad][0].item():.3g})^2", x.dtype, x.detach())
     return out
 
@@ -78,8 +89,7 @@ def in_units(
     tensor(3.0000e-20)
     """
     out = (x * unit**power).to(dtype)
-    bad = lost(x, out)
-    if not bool(bad.any()):
+    if ordinary(out) or not bool((bad := lost(x, out)).any()):
         return out
     out, bad = _without_noise(out, bad, x.detach().abs() <= noise)
     if bool(bad.any()):

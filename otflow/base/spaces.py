@@ -177,7 +177,10 @@ class Torus(Space):
 def _has_small(x: Tensor, scale: Tensor) -> bool:
     """Whether some coordinate is so small that its difference from the next number has no square there."""
     limits, size = torch.finfo(x.dtype), x.detach().abs()
-    return bool(((size < scale * (limits.tiny**0.5 / limits.eps)) & (size > 0)).any())
+    small = limits.tiny**0.5 / limits.eps
+    if not x.numel() or size.amin().item() >= small * scale.max().item():
+        return False
+    return bool(((size < scale * small) & (size > 0)).any())
 
 
 def power_of_two(x: Tensor) -> Tensor:

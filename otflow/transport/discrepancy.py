@@ -121,8 +121,9 @@ def mmd(mu: Measure, nu: Measure, kernel: Kernel) -> Tensor:
     if both.requires_grad and not getattr(kernel, "smooth", True):
         square = kinked(square, _touch, both.x, both.w, both.y, both.v)
     d = root(torch.where(square > 0, square, torch.zeros_like(square)), 2)
-    noise = root(ROUNDINGS * torch.finfo(square.dtype).eps * (ours + theirs)[:, 1].detach(), 2)
-    return rounded(d.reshape(both.batch), mu.dtype, "MMD", noise=noise.reshape(both.batch))
+    size = (ours + theirs)[:, 1].detach().reshape(both.batch)
+    eps = ROUNDINGS * torch.finfo(square.dtype).eps
+    return rounded(d.reshape(both.batch), mu.dtype, "MMD", noise=lambda: (eps * size).sqrt())
 
 
 def admit_kernel(both: Pair, kernel: Kernel) -> None:

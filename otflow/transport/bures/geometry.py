@@ -67,7 +67,7 @@ def bures(S1: Any, S2: Any) -> Tensor:
     batch = _broadcast(s1.shape[:-2], s2.shape[:-2], "S2")
     a, b = (s.double().expand(*batch, *s.shape[-2:]).reshape(-1, *s.shape[-2:]) for s in (s1, s2))
     w: Tensor = _Bures.apply(a, b, 1e-10 if s1.dtype == torch.float64 else 1e-5)  # type: ignore[no-untyped-call]
-    return rounded(w.reshape(batch), s1.dtype, "distance", noise=_small_root(a, b).reshape(batch))
+    return rounded(w.reshape(batch), s1.dtype, "distance", noise=lambda: _small_root(a, b).reshape(batch))
 
 
 def _small_root(a: Tensor, b: Tensor) -> Tensor:
@@ -150,8 +150,12 @@ def bures_wasserstein(mu: Gaussian, nu: Gaussian) -> Tensor:
     References: Gelbrich, On a formula for the L2 Wasserstein metric, 1990, Theorem 2.1.
     """
     mu, nu = matched(mu, nu)
-    size = torch.maximum(*(g.root.detach().double().abs().amax((-1, -2)) for g in (mu, nu)))
-    return rounded(in_double(mu, nu), mu.dtype, "distance", noise=NOISE * size)
+    return rounded(in_double(mu, nu), mu.dtype, "distance", noise=lambda: _noise(mu, nu))
+
+
+def _noise(mu: Gaussian, nu: Gaussian) -> Tensor:
+    """The distance that the rounding of roots may leave between equal laws, (*batch,)."""
+    return NOISE * torch.maximum(*(g.root.detach().double().abs().amax((-1, -2)) for g in (mu, nu)))
 
 
 def in_double(mu: Gaussian, nu: Gaussian) -> Tensor:

@@ -67,12 +67,12 @@ class EntropicTransport:
 
         A lower bound of it however large the marginal error is. Has derivatives in points and weights.
         """
-        return rounded(self.problem.visible(self.value), self.dtype, "regularised cost", self.noise)
+        return rounded(self.problem.visible(self.value), self.dtype, "regularised cost", self._noise)
 
     @property
     def cost(self) -> Tensor:
         """<P, c>, (*batch,): an upper bound of the optimal cost, up to the marginal error; no derivatives."""
-        return rounded(self._cost(), self.dtype, "cost", self.noise)
+        return rounded(self._cost(), self.dtype, "cost", self._noise)
 
     @property
     def distance(self) -> Tensor:
@@ -81,13 +81,12 @@ class EntropicTransport:
         if not isinstance(cost, PowerCost):
             checks.fail("distance", repr(cost), "only powers of a distance have one", "take .cost instead")
         q = 1 / cost.p
-        return rounded(self._cost().clamp(min=0) ** q, self.dtype, "distance", self.noise**q)
+        return rounded(self._cost().clamp(min=0) ** q, self.dtype, "distance", lambda: self._noise() ** q)
 
     def _cost(self) -> Tensor:
         return self.problem.visible(self.problem.transport_cost(self.scaled))
 
-    @property
-    def noise(self) -> Tensor:
+    def _noise(self) -> Tensor:
         """How far rounding may move a cost, (*batch,): costs are sums of potentials, which may be larger."""
         p = self.problem.pair
         largest = [
@@ -461,7 +460,7 @@ def sinkhorn_divergence(
         return gaussian_sinkhorn_divergence(mu, _other_gaussian(nu, cost), options.eps)
     plans = _three(mu, nu, options, cost)
     value = _nonnegative(plans[0].problem.visible(_debiased(plans)), plans)
-    return rounded(value, mu.dtype, "Sinkhorn divergence", _rounding(plans))
+    return rounded(value, mu.dtype, "Sinkhorn divergence", lambda: _rounding(plans))
 
 
 def unrounded_divergence(mu: Measure, nu: Measure, options: Sinkhorn) -> Tensor:

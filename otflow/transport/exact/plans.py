@@ -101,7 +101,8 @@ class ExactTransport:
     def _unit(self) -> Tensor:
         """unit^p, or an error if costs have no room."""
         unit = self.relative.unit**self.p
-        if bool((bad := ranges.lost(self.relative.cost, self.relative.cost * unit)).any()):
+        cost = self.relative.cost * unit
+        if not ranges.ordinary(cost) and bool((bad := ranges.lost(self.relative.cost, cost)).any()):
             length = f"{self.distance.detach()[bad][0].item():.3g}"
             ranges.leaves(f"distance^{self.p:g}", f"{length}^{self.p:g}", unit.dtype, self.distance.detach())
         return unit

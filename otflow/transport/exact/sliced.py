@@ -68,7 +68,7 @@ def sliced_wasserstein(
     out = power_mean(slices, torch.full_like(slices, 1 / len(theta)), p).reshape(both.batch)
     if isinstance(mu, Grid) and isinstance(nu, Grid):
         of_atoms(mu, nu, p, out, lines=True).trusted(mu)
-    return rounded(out, mu.dtype, "distance", noise=_noise(both))
+    return rounded(out, mu.dtype, "distance", noise=lambda: _noise(both))
 
 
 def _directions(directions: Any, rng: int | np.random.Generator | None, d: int) -> Tensor:
