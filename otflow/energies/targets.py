@@ -12,7 +12,6 @@ from torch import Tensor
 from otflow.base import checks
 from otflow.base.kernels import row_tiles
 from otflow.base.linalg import procrustes
-from otflow.base.ranges import squared
 from otflow.base.spaces import Euclidean, Space
 from otflow.base.tangent import Tangent, align
 from otflow.energies.base import Bounds, Energy, gradient, one_each
@@ -24,6 +23,7 @@ from otflow.transport.discrepancy import GaussianKernel, Kernel, admit_kernel, k
 from otflow.transport.entropic.options import Sinkhorn, as_options
 from otflow.transport.entropic.sinkhorn import sinkhorn_divergence, unrounded_divergence
 from otflow.transport.exact.wasserstein import wasserstein
+from otflow.transport.ranges import squared
 
 
 class Towards(Energy):

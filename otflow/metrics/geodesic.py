@@ -16,7 +16,6 @@ from torch import Tensor
 from otflow.base import checks, status
 from otflow.base.errors import ConvergenceError, InputError, NotFiniteError
 from otflow.base.linalg import ratio, sqrtm, widen
-from otflow.base.ranges import leaves, lost, rounded, squared
 from otflow.base.spaces import Euclidean
 from otflow.base.tables import table
 from otflow.base.tangent import Tangent
@@ -25,6 +24,7 @@ from otflow.metrics.base import distance
 from otflow.metrics.bounds import GroundDistances, lower_bound
 from otflow.metrics.twisted import Twisted, flatten, in_double, straight_action, weight_at
 from otflow.transport.comparable import power_mean
+from otflow.transport.ranges import leaves, lost, rounded, squared
 from otflow.transport.result import Transport
 
 if TYPE_CHECKING:

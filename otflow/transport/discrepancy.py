@@ -14,10 +14,10 @@ from torch import Tensor
 from otflow.base import checks
 from otflow.base.errors import NotFiniteError
 from otflow.base.kernels import row_tiles
-from otflow.base.ranges import rounded
 from otflow.base.spaces import norm
 from otflow.measures import Measure
 from otflow.transport.comparable import Pair, kinked, pair, root, streamed
+from otflow.transport.ranges import rounded
 
 ROUNDINGS = 64  # a sum is known up to so many roundings of the sum of its absolute values; chosen
 

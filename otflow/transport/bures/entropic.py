@@ -30,11 +30,11 @@ from torch import Tensor
 from otflow.base import checks
 from otflow.base.derivatives import keep
 from otflow.base.linalg import contraction, displacement, known, ratio, symmetric
-from otflow.base.ranges import in_units
 from otflow.base.spaces import power_of_two
 from otflow.measures import Gaussian
 from otflow.transport.bures.geometry import matched
 from otflow.transport.bures.roots import common, distance, equal_width, frame, thin
+from otflow.transport.ranges import in_units
 
 
 class BlurredCoupling(NamedTuple):

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from otflow.base import checks, status
 from otflow.base.linalg import ratio, symmetric
-from otflow.base.ranges import in_units, matrices_in_units
 from otflow.base.spaces import power_of_two
 from otflow.base.tables import table
 from otflow.measures import Gaussian
@@ -25,6 +24,7 @@ from otflow.transport.bures.geometry import (
     in_double,
     matched,
 )
+from otflow.transport.ranges import in_units, matrices_in_units
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -18,11 +18,11 @@ from otflow.base.derivatives import keep
 from otflow.base.errors import ONCE, ConvergenceError, DerivativeError
 from otflow.base.linalg import known, procrustes, ratio
 from otflow.base.matrices import of_covariance
-from otflow.base.ranges import matrices_in_units, rounded
 from otflow.base.spaces import Euclidean, norm, power_of_two
 from otflow.base.tangent import Tangent, align
 from otflow.measures import Gaussian, Particles
 from otflow.transport.bures import covariances, roots
+from otflow.transport.ranges import matrices_in_units, rounded
 
 NOISE = 64 * torch.finfo(torch.float64).eps  # of the size of roots: what equal laws may be apart; chosen
 

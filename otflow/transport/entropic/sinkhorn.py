@@ -10,7 +10,6 @@ from torch import Tensor
 
 from otflow.base import checks, status
 from otflow.base.errors import ConvergenceError, DerivativeError
-from otflow.base.ranges import leaves, rounded
 from otflow.base.spaces import Euclidean
 from otflow.base.tables import table
 from otflow.measures import Gaussian, Grid, Measure, Particles
@@ -23,6 +22,7 @@ from otflow.transport.entropic.implicit import DualPieces, dual, plain
 from otflow.transport.entropic.log_kernel import Bilinear, LogKernel, Pairwise
 from otflow.transport.entropic.options import Sinkhorn, as_options
 from otflow.transport.entropic.scaling import AbsorbedKernel
+from otflow.transport.ranges import leaves, rounded
 
 # Pairs up to which costs come from differences, which keep digits, rather than from scalar products, which
 # are faster; chosen.

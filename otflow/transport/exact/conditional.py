@@ -14,7 +14,6 @@ from torch import Tensor
 from otflow.base import checks, status
 from otflow.base.errors import ConvergenceError
 from otflow.base.linalg import ratio
-from otflow.base.ranges import rounded
 from otflow.base.spaces import Euclidean, Space
 from otflow.measures import Measure, Particles
 from otflow.transport.comparable import Pair, atoms, exponent, kinked, merge, pair, places, root
@@ -22,6 +21,7 @@ from otflow.transport.exact.envelope import power
 from otflow.transport.exact.line import units
 from otflow.transport.exact.plans import ExactTransport, InUnits
 from otflow.transport.exact.wasserstein import LARGEST, solve, w2, wasserstein
+from otflow.transport.ranges import rounded
 
 # Masses of a label that differ by no more are equal; chosen: sums of many weights round.
 SAME = {torch.float64: 1e-9, torch.float32: 1e-6}

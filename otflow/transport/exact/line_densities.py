@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
-from otflow.base.ranges import rounded
 from otflow.base.spaces import Euclidean
 from otflow.measures import Grid, Measure, Particles
 from otflow.transport.comparable import common_batch, merge, root
 from otflow.transport.exact.network_simplex import negligible
+from otflow.transport.ranges import rounded
 
 
 class Pieces(NamedTuple):

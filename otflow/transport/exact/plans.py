@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from otflow.base import checks, ranges, status
+from otflow.base import checks, status
 from otflow.base.status import summary
 from otflow.base.tables import table
+from otflow.transport import ranges
 
 LARGEST = 2**27  # entries of a dense plan, at most; chosen: 1 GB
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
-from otflow.base.ranges import rounded
 from otflow.base.spaces import Space
 from otflow.measures import Measure, Particles
 from otflow.transport.comparable import exponent, merge, pair, places
 from otflow.transport.exact.conditional import conditional_wasserstein
 from otflow.transport.exact.network_simplex import negligible
+from otflow.transport.ranges import rounded
 
 
 def sequence_distance(mu: Measure, nu: Measure, p: float = 2) -> Tensor:

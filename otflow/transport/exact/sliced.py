@@ -11,13 +11,13 @@ from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.kernels import row_tiles
-from otflow.base.ranges import rounded
 from otflow.base.spaces import norm
 from otflow.measures import Grid, Measure
 from otflow.transport.comparable import Pair, exponent, pair, power_mean, streamed
 from otflow.transport.exact.densities import of_atoms
 from otflow.transport.exact.line_densities import line_distance, on_line
 from otflow.transport.exact.network_simplex import negligible
+from otflow.transport.ranges import rounded
 
 
 def sliced_wasserstein(

@@ -14,7 +14,6 @@ from torch import Tensor
 from otflow.base import checks
 from otflow.base.errors import ConvergenceError
 from otflow.base.kernels import row_tiles
-from otflow.base.ranges import rounded
 from otflow.base.spaces import Euclidean, Space
 from otflow.measures import Gaussian, Grid, Measure, Particles, Quantiles
 from otflow.transport.bures.gaussian_transport import GaussianTransport, solve_gaussians
@@ -25,6 +24,7 @@ from otflow.transport.exact.column_generation import LazyDistances, distances
 from otflow.transport.exact.line import line, units
 from otflow.transport.exact.line_densities import line_distance, on_line
 from otflow.transport.exact.plans import Coupling, ExactTransport, in_units
+from otflow.transport.ranges import rounded
 
 # Order p, at most: 2^500 and 2^-500, powers of numbers between 1/2 and 2, are far from the ends of float64.
 LARGEST = 500

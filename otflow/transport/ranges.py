@@ -14,7 +14,7 @@ from otflow.base.errors import NotFiniteError
 def lost(exact: Tensor, out: Tensor) -> Tensor:
     """Where a number other than 0 has become 0, infinite, or so small that its last digits are gone.
 
-    >>> from otflow.base.ranges import lost
+    >>> from otflow.transport.ranges import lost
     >>> import torch
     >>> exact = torch.tensor([1e-50, 0.0, 1.0, 1e40, 1e-40], dtype=torch.float64)
     >>> lost(exact, exact.float())
@@ -41,7 +41,7 @@ def rounded(
 
     Numbers within ``noise()`` of 0 have no digits to lose, and become 0 where they are too small.
 
-    >>> from otflow.base.ranges import rounded
+    >>> from otflow.transport.ranges import rounded
     >>> import torch
     >>> rounded(torch.tensor(0.1, dtype=torch.float64), torch.float32, "cost")
     tensor(0.1000)
@@ -64,7 +64,7 @@ def _without_noise(out: Tensor, bad: Tensor, quiet: Tensor) -> tuple[Tensor, Ten
 def squared(x: Tensor, name: str) -> Tensor:
     """x^2, with its derivatives; an error where x has a square in its dtype neither as 0 nor as a number.
 
-    >>> from otflow.base.ranges import squared
+    >>> from otflow.transport.ranges import squared
     >>> import torch
     >>> squared(torch.tensor([0.0, 3.0]), "cost")
     tensor([0., 9.])
@@ -82,7 +82,7 @@ def in_units(
 
     Numbers x within ``noise`` of 0 become 0 where they are too small.
 
-    >>> from otflow.base.ranges import in_units
+    >>> from otflow.transport.ranges import in_units
     >>> import torch
     >>> one = torch.ones((), dtype=torch.float64)
     >>> in_units(3 * one, 1e-10 * one, 2, torch.float32, "cost")
