@@ -10,6 +10,7 @@ from torch import Tensor
 
 from otflow.base.derivatives import keep
 from otflow.base.errors import ONCE, DerivativeError
+from otflow.base.spaces import power_of_two
 
 # Matrices up to this size, in stacks from this many on, are multiplied entry by entry; measured: several
 # times as fast as torch there.
@@ -303,7 +304,9 @@ def procrustes(a: Tensor, b: Tensor) -> Tensor:
     tensor([[2., 0.],
             [0., 0.]], dtype=torch.float64)
     """
-    return _Procrustes.apply(a, b)  # type: ignore[no-untyped-call]
+    unit = power_of_two(torch.cat([a, b], -1))  # so that products neither over- nor underflow
+    out: Tensor = _Procrustes.apply(a / unit, b / unit)  # type: ignore[no-untyped-call]
+    return out * unit
 
 
 @torch.no_grad()

@@ -79,8 +79,8 @@ class Euclidean(Space):
         # Many times faster than `distance`, and also from differences: |x|^2 + |y|^2 - 2 x.y loses digits.
         # The powers of two change no digit and keep squares of differences within floating point.
         scale = torch.maximum(power_of_two(x), power_of_two(y))
-        # Next to enormous ones, small squares would vanish. On an accelerator they may: a look would wait.
-        if on_host(x) and bool((scale > torch.finfo(x.dtype).max ** 0.4).any()):
+        # Next to far larger ones, small squares would vanish. On an accelerator they may: a look would wait.
+        if on_host(x) and any(_has_small(z, scale) for z in (x, y)):
             return super().pairwise(x, y)
         return scale * torch.cdist(x / scale, y / scale, compute_mode="donot_use_mm_for_euclid_dist")
 
@@ -172,6 +172,15 @@ class Torus(Space):
     def _wrap(self, x: Tensor) -> Tensor:
         y = torch.remainder(x, self.period)
         return torch.where(y >= self.period, y - self.period, y)  # remainder(-1e-20, p) rounds to p
+
+
+def _has_small(x: Tensor, scale: Tensor) -> bool:
+    """Whether some coordinate is so small that its difference from the next number has no square there."""
+    limits, size = torch.finfo(x.dtype), x.detach().abs()
+    small = limits.tiny**0.5 / limits.eps
+    if not x.numel() or size.amin().item() >= small * scale.max().item():
+        return False
+    return bool(((size < scale * small) & (size > 0)).any())
 
 
 def power_of_two(x: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,16 +13,17 @@ from otflow.base import checks
 from otflow.base.kernels import row_tiles
 from otflow.base.linalg import procrustes
 from otflow.base.spaces import Euclidean, Space
-from otflow.base.tangent import Tangent
-from otflow.energies.base import Bounds, Energy, gradient
+from otflow.base.tangent import Tangent, align
+from otflow.energies.base import Bounds, Energy, gradient, one_each
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.measures.base import copied
 from otflow.transport.bures.roots import equal_width
 from otflow.transport.comparable import Pair, atoms, pair, side_by_side
 from otflow.transport.discrepancy import GaussianKernel, Kernel, admit_kernel, kernel_values, mmd
 from otflow.transport.entropic.options import Sinkhorn, as_options
-from otflow.transport.entropic.sinkhorn import sinkhorn_divergence
+from otflow.transport.entropic.sinkhorn import sinkhorn_divergence, unrounded_divergence
 from otflow.transport.exact.wasserstein import wasserstein
+from otflow.transport.ranges import squared
 
 
 class Towards(Energy):
@@ -52,6 +55,16 @@ class Towards(Energy):
             rule = f"it does not broadcast to that of the measure, {tuple(mu.batch)}"
             remedy = "give the target the batch axes of the measure, or none"
             checks.fail("target.batch", self.target.batch, rule, remedy)
+
+    @abstractmethod
+    def unrefused(self, mu: Measure) -> Tensor:
+        """F(mu) as well as floating point can say it: 0, say, where a square has no room."""
+
+    def covector_at(self, mu: Measure, coords: Sequence[Tensor], *, create_graph: bool) -> Tangent:
+        # Slopes are of the size of a distance, and known where its square is refused.
+        value = self.unrefused(mu)
+        one_each(value, mu)
+        return gradient(value.sum(), coords, create_graph=create_graph)
 
     def wants_graph(self, mu: Measure) -> bool:
         return super().wants_graph(mu) or super().wants_graph(self.target)
@@ -89,7 +102,19 @@ class SquaredWasserstein(Towards):
 
     def __call__(self, mu: Measure) -> Tensor:
         self.admit(mu)
+        return squared(wasserstein(mu, self.target), "F(mu)")
+
+    def unrefused(self, mu: Measure) -> Tensor:
+        self.admit(mu)
         return wasserstein(mu, self.target).square()
+
+    def covector_at(self, mu: Measure, coords: Sequence[Tensor], *, create_graph: bool) -> Tangent:
+        # 2 W2 dW2 rather than d(W2^2), on whose way through units squares may over- or underflow.
+        distance = wasserstein(mu, self.target)
+        one_each(distance, mu)
+        slope = gradient(distance.sum(), coords, create_graph=create_graph)
+        factor = 2 * (distance if create_graph else distance.detach())
+        return slope.map(lambda c: c * align(factor, c))
 
     def differential(self, mu: Measure) -> Tangent:
         self.admit(mu)
@@ -143,6 +168,10 @@ class SinkhornDivergence(Towards):
         self.admit(mu)
         return sinkhorn_divergence(mu, self.target, self.sinkhorn)
 
+    def unrefused(self, mu: Measure) -> Tensor:
+        self.admit(mu)
+        return unrounded_divergence(mu, self.target, self.sinkhorn)
+
     def __repr__(self) -> str:
         return f"SinkhornDivergence({self.target!r}, eps={self.eps:g})"
 
@@ -177,6 +206,10 @@ class MMD(Towards):
         self.kernel: Kernel = checks.function(kernel, "kernel")
 
     def __call__(self, mu: Measure) -> Tensor:
+        self.admit(mu)
+        return squared(mmd(mu, self.target, self.kernel), "2 F(mu)") / 2
+
+    def unrefused(self, mu: Measure) -> Tensor:
         self.admit(mu)
         return mmd(mu, self.target, self.kernel).square() / 2
 

@@ -16,12 +16,15 @@ from torch import Tensor
 from otflow.base import checks, status
 from otflow.base.errors import ConvergenceError, InputError, NotFiniteError
 from otflow.base.linalg import ratio, sqrtm, widen
+from otflow.base.spaces import Euclidean
 from otflow.base.tables import table
 from otflow.base.tangent import Tangent
 from otflow.measures import Gaussian, Measure, Particles
 from otflow.metrics.base import distance
 from otflow.metrics.bounds import GroundDistances, lower_bound
 from otflow.metrics.twisted import Twisted, flatten, in_double, straight_action, weight_at
+from otflow.transport.comparable import power_mean
+from otflow.transport.ranges import leaves, lost, rounded, squared
 from otflow.transport.result import Transport
 
 if TYPE_CHECKING:
@@ -68,7 +71,7 @@ class TwistedTransport:
     @property
     def cost(self) -> Tensor:
         """The action of the path, which is the square of its length, (*batch,)."""
-        return self.upper.square()
+        return squared(self.upper, "cost")
 
     @property
     def plan(self) -> Any:
@@ -236,18 +239,9 @@ def _in_double(mu: Particles, nu: Measure, metric: Twisted, options: Options) ->
         return _solve(mu, nu, metric, options)  # which says why not
     straight_action(mu, metric, mu.coords * 0.0)  # what is refused in the precision of mu stays refused
     wide = _solve(mu.to(torch.float64), nu.to(torch.float64), in_double(metric, mu), options)
-    bounds = [_rounded(z, mu.dtype) for z in (wide.upper, wide.lower, wide.refinements)]
+    bounds = [rounded(z, mu.dtype, "a twisted length") for z in (wide.upper, wide.lower, wide.refinements)]
     path = [one.to(mu.dtype) for one in wide.path if isinstance(one, Particles)]
     return TwistedTransport(bounds[0], bounds[1], list(path), bounds[2], wide.coupling, metric, wide.status)
-
-
-def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
-    out = value.to(dtype)
-    if not bool(torch.isfinite(out).all()):
-        raise NotFiniteError(
-            f"a twisted length leaves the range of {dtype}; divide the weight by its largest value.", value
-        )
-    return out
 
 
 # --- clouds --------------------------------------------------------------------------------------------
@@ -263,7 +257,7 @@ def _(mu: Particles, nu: Measure, metric: Twisted, options: Options) -> TwistedT
     if metric.weight is None:
         return _exact(w2, start, u, coupling, metric, options)
     noise = _noise(weight_at(metric, start).dtype)
-    problem = GeodesicProblem(start, metric, straight_action(start, metric, u), w2, noise)
+    problem = GeodesicProblem(start, metric, _in_range(straight_action(start, metric, u), w2), w2, noise)
     path, lengths, codes = _shorten(problem, u, y, options)
     measures = [start.at([x]) for x in path]
     ratio = _finer(measures, metric)
@@ -281,6 +275,13 @@ def _(mu: Particles, nu: Measure, metric: Twisted, options: Options) -> TwistedT
     least = torch.minimum(least, upper)  # up to rounding, where both are equal
     ended, tried = status.names(codes), torch.stack(lengths)
     return TwistedTransport(upper, least, list(measures), tried, coupling, metric, ended)
+
+
+def _in_range(action: Tensor, w2: Tensor) -> Tensor:
+    """The action itself, or an error where the square of a distance has no room."""
+    if bool((bad := lost(w2, action)).any()):
+        leaves("an action", f"about ({w2.detach()[bad][0].item():.3g})^2", action.dtype, action.detach())
+    return action
 
 
 def _finer(path: list[Particles], metric: Twisted) -> Tensor:
@@ -318,7 +319,7 @@ def _match(
     w = mass.to(mu.dtype) / mass.sum(-1, keepdim=True).to(mu.dtype)
     equal = bool((w - w[..., :1]).abs().max() < 8 * torch.finfo(w.dtype).eps * w.max())
     start = Particles(x, None if equal else w, label, mu.space)
-    return start, y, (start.w * mu.space.distance(p, q).square()).sum(-1).sqrt()
+    return start, y, power_mean(mu.space.distance(p, q), start.w, 2)
 
 
 def _take(x: Tensor, index: Tensor, batch: torch.Size) -> Tensor:
@@ -340,7 +341,7 @@ def _straight(mu: Particles, y: Tensor) -> Tangent:
     """From x_i to y_i, or an error where there is no way that is the shortest."""
     u = mu.space.log(mu.x, y)
     off = mu.space.distance(mu.space.exp(mu.x, u), y)
-    if bool((off > 1e-3).any()):
+    if mu.space != Euclidean() and bool((off > 1e-3).any()):  # in R^d that is rounding, far from the origin
         checks.fail(
             "nu",
             "antipodes of atoms of mu",

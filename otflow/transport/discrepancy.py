@@ -17,6 +17,7 @@ from otflow.base.kernels import row_tiles
 from otflow.base.spaces import norm
 from otflow.measures import Measure
 from otflow.transport.comparable import Pair, kinked, pair, root, streamed
+from otflow.transport.ranges import rounded
 
 ROUNDINGS = 64  # a sum is known up to so many roundings of the sum of its absolute values; chosen
 
@@ -120,7 +121,9 @@ def mmd(mu: Measure, nu: Measure, kernel: Kernel) -> Tensor:
     if both.requires_grad and not getattr(kernel, "smooth", True):
         square = kinked(square, _touch, both.x, both.w, both.y, both.v)
     d = root(torch.where(square > 0, square, torch.zeros_like(square)), 2)
-    return d.reshape(both.batch).to(mu.dtype)
+    size = (ours + theirs)[:, 1].detach().reshape(both.batch)
+    eps = ROUNDINGS * torch.finfo(square.dtype).eps
+    return rounded(d.reshape(both.batch), mu.dtype, "MMD", noise=lambda: (eps * size).sqrt())
 
 
 def admit_kernel(both: Pair, kernel: Kernel) -> None:

@@ -16,6 +16,9 @@ class Transport(Protocol):
     `GaussianTransport` between Gaussians, and `solve_twisted` a `TwistedTransport`. They tell more, each in
     its own way; this is what they have in common, so that code written for one takes the others.
 
+    Distance, certificates and status are known at every scale. What has no room in its dtype, like a cost
+    of 1e-50 in single precision, raises `NotFiniteError` when it is asked for.
+
     Attributes:
         cost: what the plan costs, int c dP, (*batch,).
         distance: cost^(1/p) for the cost d^p, (*batch,).

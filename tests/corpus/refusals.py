@@ -1,4 +1,4 @@
-"""What a refusal must look like, and how to say that otflow does not live up to a test yet."""
+"""What a refusal must look like."""
 
 from __future__ import annotations
 
@@ -20,8 +20,3 @@ def refuses(call: Callable[[], Any], *parts: str) -> None:
         assert part in message, f"{part!r} is missing in: {message}"
     remedy = message.rpartition(";")[2]
     assert len(remedy.split()) >= 2, f"no remedy in: {message}"
-
-
-def defect(reason: str) -> pytest.MarkDecorator:
-    """A test that fails today, and asks for this mark to be removed as soon as it passes."""
-    return pytest.mark.xfail(strict=True, reason=reason)

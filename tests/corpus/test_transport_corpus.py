@@ -20,7 +20,7 @@ import otflow as of
 from otflow.transport.entropic import sinkhorn as entropic
 from otflow.transport.exact import network_simplex, wasserstein
 from otflow.transport.exact import wasserstein as exact
-from tests.corpus.refusals import defect, refuses
+from tests.corpus.refusals import refuses
 from tests.corpus.transports import (
     CLOUDS,
     ENGINES,
@@ -130,9 +130,7 @@ def test_03_costs_of_1e32_next_to_costs_of_one_do_not_spoil_the_plan(far: float)
     assert of.wasserstein(of.Particles(x), of.Particles(y)).item() ** 2 == pytest.approx(sum(halves) / 2)
 
 
-@pytest.mark.parametrize(
-    "far", [pytest.param(1e160, marks=defect("tiny costs are lost among the pairs of the solver")), 1e200]
-)
+@pytest.mark.parametrize("far", [1e140, 1e150, 1e153, 1e155, 1e158, 1e160, 1e161, 1e162, 1e200])
 def test_03_near_points_do_not_lose_their_distance_because_others_are_very_far(far: float) -> None:
     x, y = np.zeros((2, 4, 2))
     x[2:, 0] = y[2:, 0] = far
@@ -479,7 +477,6 @@ def test_14_a_map_from_a_singular_covariance_reaches_what_can_be_reached(name: s
     assert way == pytest.approx(of.bures_wasserstein(mu, nu).item(), rel=1e-7)
 
 
-@defect("roots of covariances keep the rounding of zero eigenvalues as mass")
 def test_14_a_map_between_covariances_of_rank_one_is_not_refused_because_of_rounding() -> None:
     for seed in range(200):
         v, A = normal(3, 1, seed=seed), normal(3, 3, seed=1000 + seed)

@@ -45,6 +45,12 @@ def scale(rng: Rng, low: float = -12, high: float = 12) -> float:
     return 1.0 if chance(rng, 0.6) else float(10 ** rng.uniform(low, high))
 
 
+def wide_scale(rng: Rng, dtype: Any) -> float:
+    """A scale at which differences of nearby points are ordinary numbers, though their squares are not."""
+    most = 28 if dtype == np.float32 else 280
+    return scale(rng, -most, most) if chance(rng, 0.5) else scale(rng)
+
+
 def unit(dtype: Any) -> float:
     """Half the distance from 1 to the next number."""
     return float(np.finfo(dtype).eps) / 2

@@ -34,14 +34,16 @@ from otflow.base.spaces import power_of_two
 from otflow.measures import Gaussian
 from otflow.transport.bures.geometry import matched
 from otflow.transport.bures.roots import common, distance, equal_width, frame, thin
+from otflow.transport.ranges import in_units
 
 
 class BlurredCoupling(NamedTuple):
     """The optimal entropic plan between two Gaussians, in double precision."""
 
-    regularised_cost: Tensor  # (*batch,)
-    cost: Tensor  # (*batch,)
-    cross: Tensor  # (*batch, d, d)
+    regularised_cost: Tensor  # in units of unit^2, (*batch,)
+    cost: Tensor  # in units of unit^2, (*batch,)
+    cross: Tensor  # in units of unit^2, (*batch, d, d)
+    unit: Tensor  # (*batch,)
     forward: Tensor  # the slope of x -> E[y | x], (*batch, d, d)
     backward: Tensor  # the slope of y -> E[x | y]
     root: Tensor  # of the joint covariance, (*batch, 2d, 2r), without derivatives
@@ -81,11 +83,11 @@ def blurred(mu: Gaussian, nu: Gaussian, eps: float) -> BlurredCoupling:
     p = _problem(mu, nu, eps)
     a, b = equal_width(thin(p.a), thin(p.b))
     n, M = _coupling(a, b, p.eps)
-    scale = p.unit**2
     return BlurredCoupling(
-        regularised_cost=_value(p, n) * scale,
-        cost=_transport_cost(p, n, M) * scale,
-        cross=a @ M @ b.mT * scale[..., None, None],
+        regularised_cost=_value(p, n),
+        cost=_transport_cost(p, n, M),
+        cross=a @ M @ b.mT,
+        unit=p.unit,
         forward=_conditional(p, b, n, M),
         backward=_conditional(p, a, n.mT, M.mT),
         root=_joint_root(p, a, b, n, M) * p.unit[..., None, None],
@@ -222,11 +224,18 @@ def gaussian_sinkhorn_divergence(mu: Gaussian, nu: Gaussian, eps: float) -> Tens
     References: Mallasto, Gerolin and Minh, Entropy-regularized 2-Wasserstein distance between Gaussian
     measures, 2022.
     """
+    # Equal laws given by different roots are a few roundings apart, and their divergence the square of that.
+    noise = (64 * torch.finfo(torch.float64).eps) ** 2
+    return in_units(*divergence_in_units(mu, nu, eps), 2, mu.dtype, "Sinkhorn divergence", noise)
+
+
+def divergence_in_units(mu: Gaussian, nu: Gaussian, eps: float) -> tuple[Tensor, Tensor]:
+    """The divergence in units of unit^2, and the unit, in double precision."""
     mu, nu = matched(mu, nu)
     p = _problem(mu, nu, eps)
     both, first, second = (_phi(x, y, p.eps) for x, y in ((p.a, p.b), (p.a, p.a), (p.b, p.b)))
     formula = p.shift.square().sum(-1) + (first + second) / 2 - both
-    return (known(_divergence(p), formula) * p.unit**2).to(mu.dtype)
+    return known(_divergence(p), formula), p.unit
 
 
 @torch.no_grad()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +15,16 @@ from otflow.base.spaces import power_of_two
 from otflow.base.tables import table
 from otflow.measures import Gaussian
 from otflow.transport.bures.entropic import blurred
-from otflow.transport.bures.geometry import AffineMap, aligned, bures_map, bures_wasserstein, matched
+from otflow.transport.bures.geometry import (
+    NOISE,
+    AffineMap,
+    AffineParts,
+    affine_parts,
+    aligned,
+    in_double,
+    matched,
+)
+from otflow.transport.ranges import in_units, matrices_in_units
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,6 +55,16 @@ class QuadraticFunction:
         return f"QuadraticFunction(d={self.centre.shape[-1]})"
 
 
+class QuadraticCosts(NamedTuple):
+    """What plans between Gaussians cost, in double precision and in units in which these are of size one."""
+
+    distance: Tensor  # in units of unit, (*batch,)
+    cost: Tensor  # in units of unit^2, like the others
+    regularised_cost: Tensor
+    cross: Tensor  # (*batch, d, d)
+    unit: Tensor  # (*batch,), a power of two
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class GaussianTransport:
     """The optimal plan between two Gaussians for the cost |x - y|^2, in closed form: itself a Gaussian.
@@ -52,14 +72,11 @@ class GaussianTransport:
     From `solve`, which minimises E|x - y|^2, or from `sinkhorn`, which minimises E|x - y|^2 + eps KL(P | mu
     nu). Costs, ``cross`` and ``map`` have derivatives in means and roots; potentials and plan are numbers.
 
+    The plan is known at every scale. What has no room in the dtype, as a cost of 1e-50 in single precision,
+    raises `NotFiniteError` when it is asked for.
+
     Attributes:
-        cost: E|x - y|^2 under the plan, (*batch,).
-        regularised_cost: cost + eps KL(P | mu nu), (*batch,); the cost itself if eps = 0.
-        distance: the root of the cost, (*batch,).
         eps: the regularisation, 0 for exact transport.
-        cross: the cross-covariance E (x - m1)(y - m2)^T, (*batch, d, d).
-        map: the conditional mean x -> E[y | x], an `AffineMap`: the optimal map if eps = 0 and there is one,
-            which ``map.status`` tells.
         plan: the joint law of (x, y), a `Gaussian` in R^(2d), singular if eps = 0.
         certificates: ``residual``, how far the plan is from the condition of optimality, relative to its
             size: that R1^T R2 U is symmetric and positive, or that M = (I - M M^T)(2 / eps) R1^T R2.
@@ -75,21 +92,51 @@ class GaussianTransport:
     (49.0, True)
     """
 
-    cost: Tensor
-    regularised_cost: Tensor
-    distance: Tensor
+    relative: QuadraticCosts
     eps: float
-    cross: Tensor
-    map: AffineMap
     plan: Gaussian
-    back: AffineMap  # y -> E[x | y]
+    ways: tuple[AffineParts, AffineParts]  # x -> E[y | x] and y -> E[x | y]
     certificates: dict[str, Tensor]
     status: Any
 
     @property
     def batch(self) -> torch.Size:
         """Shape of the leading axes."""
-        return self.cost.shape
+        return self.relative.unit.shape
+
+    @cached_property
+    def cost(self) -> Tensor:
+        """E|x - y|^2 under the plan, (*batch,)."""
+        return self._in_units(self.relative.cost, 2, "cost")
+
+    @cached_property
+    def regularised_cost(self) -> Tensor:
+        """cost + eps KL(P | mu nu), (*batch,); the cost itself if eps = 0."""
+        return self._in_units(self.relative.regularised_cost, 2, "regularised cost")
+
+    @cached_property
+    def distance(self) -> Tensor:
+        """The root of the cost, (*batch,)."""
+        return self._in_units(self.relative.distance, 1, "distance")
+
+    @cached_property
+    def cross(self) -> Tensor:
+        """The cross-covariance E (x - m1)(y - m2)^T, (*batch, d, d)."""
+        exact = self.relative
+        return matrices_in_units(exact.cross, exact.unit, 2, self.plan.dtype, "the cross-covariance")
+
+    @cached_property
+    def map(self) -> AffineMap:
+        """The conditional mean x -> E[y | x]: the optimal map if eps = 0 and ``map.status`` is "ok"."""
+        return self.ways[0].map
+
+    @cached_property
+    def back(self) -> AffineMap:
+        """The conditional mean y -> E[x | y]."""
+        return self.ways[1].map
+
+    def _in_units(self, x: Tensor, power: int, name: str) -> Tensor:
+        return in_units(x, self.relative.unit, power, self.plan.dtype, name, noise=NOISE**power)
 
     @property
     def potentials(self) -> tuple[QuadraticFunction, QuadraticFunction]:
@@ -103,19 +150,19 @@ class GaussianTransport:
         checks.require(good, "potentials", self, rule, "use plan, or sinkhorn with a small eps")
         with torch.no_grad():
             f, g = _bowl(self.map), _bowl(self.back)
-            d = self.cross.shape[-1]
+            d = self.plan.d // 2
             total = self.regularised_cost - _mean(f, self.plan.root[..., :d, :])
             total = total - _mean(g, self.plan.root[..., d:, :])
             return replace(f, constant=total / 2), replace(g, constant=total / 2)
 
     def _repr_html_(self) -> str:
-        rows = {"d": self.cross.shape[-1], "eps": self.eps, "distance": self.distance, "cost": self.cost}
+        rows = {"d": self.plan.d // 2, "eps": self.eps, "distance": self.distance}
         return table("GaussianTransport", rows | {"status": status.summary(self.status)})
 
     def __repr__(self) -> str:
         batch = f", batch={tuple(self.batch)}" if self.batch else f", distance={self.distance.item():g}"
         eps = f", eps={self.eps:g}" if self.eps else ""
-        return f"GaussianTransport(d={self.cross.shape[-1]}{batch}{eps}, {status.summary(self.status)!r})"
+        return f"GaussianTransport(d={self.plan.d // 2}{batch}{eps}, {status.summary(self.status)!r})"
 
 
 def _bowl(f: AffineMap) -> QuadraticFunction:
@@ -133,22 +180,22 @@ def _mean(f: QuadraticFunction, root: Tensor) -> Tensor:
 
 def solve_gaussians(mu: Gaussian, nu: Gaussian) -> GaussianTransport:
     """Exact transport between Gaussians: `solve` for them."""
+    grains = mu.grain, nu.grain
     mu, nu = matched(mu, nu)
-    distance = bures_wasserstein(mu, nu)
     units = [power_of_two(g.root.detach().double()) for g in (mu, nu)]
     a, b = aligned(*(g.root.double() / unit for g, unit in zip((mu, nu), units, strict=True)))
-    cost, residual = distance.square(), _asymmetry(a, b).to(mu.dtype)
+    distance = in_double(mu, nu)
+    sizes = [g.root.detach().double().abs().amax((-1, -2)) for g in (mu, nu)]
+    unit = power_of_two(torch.stack([*sizes, distance.detach()], -1)[..., None])[..., 0, 0]
+    relative = distance / unit
+    cross = (a * (units[0] / unit[..., None, None])) @ (b * (units[1] / unit[..., None, None])).mT
     return GaussianTransport(
-        cost,
-        cost,
-        distance,
+        QuadraticCosts(relative, relative.square(), relative.square(), cross, unit),
         0.0,
-        cross=(a @ b.mT * units[0] * units[1]).to(mu.dtype),
-        map=bures_map(mu, nu, on_failure="return"),
         plan=_joint(mu, nu, torch.cat([a * units[0], b * units[1]], -2)),
-        back=bures_map(nu, mu, on_failure="return"),
-        certificates={"residual": residual},
-        status=_fine(cost),
+        ways=(affine_parts(mu, nu, grain=grains[1]), affine_parts(nu, mu, grain=grains[0])),
+        certificates={"residual": _asymmetry(a, b).to(mu.dtype)},
+        status=_fine(unit),
     )
 
 
@@ -171,23 +218,23 @@ def sinkhorn_gaussians(mu: Gaussian, nu: Gaussian, eps: float) -> GaussianTransp
     """
     mu, nu = matched(mu, nu)
     found = blurred(mu, nu, eps)
-    cost = found.cost.to(mu.dtype)
+    one, codes = torch.ones_like(found.unit), torch.zeros(found.unit.shape, dtype=torch.long)
+    ends = mu.mean.clone(), nu.mean.clone()
     return GaussianTransport(
-        cost,
-        found.regularised_cost.to(mu.dtype),
-        found.cost.sqrt().to(mu.dtype),
+        QuadraticCosts(found.cost.sqrt(), found.cost, found.regularised_cost, found.cross, found.unit),
         eps,
-        cross=found.cross.to(mu.dtype),
-        map=AffineMap(found.forward.to(mu.dtype), mu.mean.clone(), nu.mean.clone()),
         plan=_joint(mu, nu, found.root),
-        back=AffineMap(found.backward.to(mu.dtype), nu.mean.clone(), mu.mean.clone()),
+        ways=(
+            AffineParts(found.forward, one, *ends, codes),
+            AffineParts(found.backward, one, *ends[::-1], codes),
+        ),
         certificates={"residual": found.residual.to(mu.dtype)},
-        status=_fine(cost),
+        status=_fine(one),
     )
 
 
-def _fine(cost: Tensor) -> Any:
-    return status.names(torch.zeros(cost.shape, dtype=torch.long))
+def _fine(unit: Tensor) -> Any:
+    return status.names(torch.zeros(unit.shape, dtype=torch.long))
 
 
 def _joint(mu: Gaussian, nu: Gaussian, root: Tensor) -> Gaussian:

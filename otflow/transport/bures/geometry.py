@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from otflow.base.spaces import Euclidean, norm, power_of_two
 from otflow.base.tangent import Tangent, align
 from otflow.measures import Gaussian, Particles
 from otflow.transport.bures import covariances, roots
+from otflow.transport.ranges import matrices_in_units, rounded
+
+NOISE = 64 * torch.finfo(torch.float64).eps  # of the size of roots: what equal laws may be apart; chosen
 
 __all__ = [
     "AffineMap",
@@ -64,7 +67,13 @@ def bures(S1: Any, S2: Any) -> Tensor:
     batch = _broadcast(s1.shape[:-2], s2.shape[:-2], "S2")
     a, b = (s.double().expand(*batch, *s.shape[-2:]).reshape(-1, *s.shape[-2:]) for s in (s1, s2))
     w: Tensor = _Bures.apply(a, b, 1e-10 if s1.dtype == torch.float64 else 1e-5)  # type: ignore[no-untyped-call]
-    return w.reshape(batch).to(s1.dtype)
+    return rounded(w.reshape(batch), s1.dtype, "distance", noise=lambda: _small_root(a, b).reshape(batch))
+
+
+def _small_root(a: Tensor, b: Tensor) -> Tensor:
+    """The distance that the rounding of covariances may leave between equal ones, (n,)."""
+    size = torch.maximum(*(s.detach().abs().amax((-1, -2)) for s in (a, b)))
+    return (NOISE * size).sqrt()
 
 
 def _covariance(S: Any, name: str) -> Tensor:
@@ -141,9 +150,19 @@ def bures_wasserstein(mu: Gaussian, nu: Gaussian) -> Tensor:
     References: Gelbrich, On a formula for the L2 Wasserstein metric, 1990, Theorem 2.1.
     """
     mu, nu = matched(mu, nu)
+    return rounded(in_double(mu, nu), mu.dtype, "distance", noise=lambda: _noise(mu, nu))
+
+
+def _noise(mu: Gaussian, nu: Gaussian) -> Tensor:
+    """The distance that the rounding of roots may leave between equal laws, (*batch,)."""
+    return NOISE * torch.maximum(*(g.root.detach().double().abs().amax((-1, -2)) for g in (mu, nu)))
+
+
+def in_double(mu: Gaussian, nu: Gaussian) -> Tensor:
+    """The distance between matched Gaussians in double precision."""
     d = roots.distance(mu.root.double(), nu.root.double())
     shift = norm(mu.mean.double() - nu.mean.double())
-    return norm(torch.stack([shift, d], -1)).to(mu.dtype)
+    return norm(torch.stack([shift, d], -1))
 
 
 def matched(mu: Gaussian, nu: Gaussian) -> tuple[Gaussian, Gaussian]:
@@ -278,6 +297,22 @@ class AffineMap:
         return f"AffineMap(matrix of shape {tuple(self.matrix.shape)}, status={ended!r})"
 
 
+class AffineParts(NamedTuple):
+    """An affine map whose matrix is known up to a factor that may leave floating point."""
+
+    matrix: Tensor  # (*batch, d, d), in double precision
+    unit: Tensor  # (*batch,)
+    source: Tensor  # (*batch, d)
+    target: Tensor  # (*batch, d)
+    codes: Tensor  # (*batch,)
+
+    @property
+    def map(self) -> AffineMap:
+        """The map in the dtype of its points, or an error if its matrix has no room there."""
+        A = matrices_in_units(self.matrix, self.unit, 1, self.source.dtype, "the matrix of the map")
+        return AffineMap(A, self.source, self.target, status.names(self.codes))
+
+
 def _apply(matrix: Tensor, x: Tensor) -> Tensor:
     return (matrix @ x[..., None])[..., 0]
 
@@ -311,7 +346,9 @@ def bures_map(mu: Gaussian, nu: Gaussian, *, on_failure: Literal["raise", "retur
     "degenerate", and T x is the mean of what the optimal plan sends x to.
 
     The roots are taken at their word: only singular values below max(d, r) times the rounding of their dtype,
-    relative to the largest, are zero. The error of T is about 1e-16 times the condition number of R1.
+    relative to the largest, are zero. A target that was made of a covariance, ``Gaussian(m, cov=S)``, is
+    known only as well as that: what S1 does not reach counts as rounding if its eigenvalues are below 64 d
+    times the rounding of the dtype. The error of T is about 1e-16 times the condition number of R1.
 
     Args:
         on_failure: "raise" raises `ConvergenceError`, which carries the map, if it does not lead to nu;
@@ -328,21 +365,27 @@ def bures_map(mu: Gaussian, nu: Gaussian, *, on_failure: Literal["raise", "retur
     References: Peyré and Cuturi, Computational optimal transport, 2019, Remark 2.31.
     """
     loud = checks.raises(on_failure)
-    mu, nu = matched(mu, nu)
-    units = [power_of_two(g.root.detach().double()) for g in (mu, nu)]
-    r1, r2 = (g.root.double() / unit for g, unit in zip((mu, nu), units, strict=True))
-    rtol = max(*r1.shape[-2:], r2.shape[-1]) * torch.finfo(mu.dtype).eps
-    a, target = aligned(r1, r2)
-    matrix = target @ torch.linalg.pinv(a, rtol=rtol) * (units[1] / units[0])
-    codes = torch.where(_missed(a.detach(), target.detach(), rtol), status.code("degenerate"), 0)
-    f = AffineMap(matrix.to(mu.dtype), mu.mean.clone(), nu.mean.clone(), status.names(codes))
-    if loud and bool(codes.any()):
+    parts = affine_parts(*matched(mu, nu), grain=nu.grain)
+    f = parts.map
+    if loud and bool(parts.codes.any()):
         raise ConvergenceError(
             "no map leads from mu to nu: the covariance of mu is singular where that of nu is not; "
             'use bures_geodesic, or on_failure="return" for the conditional mean of the optimal plan',
             f,
         )
     return f
+
+
+def affine_parts(mu: Gaussian, nu: Gaussian, *, grain: float) -> AffineParts:
+    """The optimal map between matched Gaussians; eigenvalues of nu up to ``grain`` may be rounding."""
+    units = [power_of_two(g.root.detach().double()) for g in (mu, nu)]
+    r1, r2 = (g.root.double() / unit for g, unit in zip((mu, nu), units, strict=True))
+    rtol = max(*r1.shape[-2:], r2.shape[-1]) * torch.finfo(mu.dtype).eps
+    a, target = aligned(r1, r2)
+    matrix, unit = target @ torch.linalg.pinv(a, rtol=rtol), (units[1] / units[0])[..., 0, 0]
+    missed = _missed(a.detach(), target.detach(), rtol, max(4 * rtol, grain**0.5))
+    codes = torch.where(missed, status.code("degenerate"), 0)
+    return AffineParts(matrix, unit, mu.mean.clone(), nu.mean.clone(), codes)
 
 
 def aligned(r1: Tensor, r2: Tensor) -> tuple[Tensor, Tensor]:
@@ -353,8 +396,8 @@ def aligned(r1: Tensor, r2: Tensor) -> tuple[Tensor, Tensor]:
     return a, known(b.detach() @ (x @ yt), a + procrustes(a, b))
 
 
-def _missed(a: Tensor, target: Tensor, rtol: float) -> Tensor:
-    """Whether a direction that S1 lacks, one of the orthogonal columns of A, has an image nonetheless."""
+def _missed(a: Tensor, target: Tensor, rtol: float, noise: float) -> Tensor:
+    """Whether a direction that S1 lacks, one of the orthogonal columns of A, has an image beyond noise."""
     size, image = norm(a.mT), norm(target.mT)
     lacking = size <= rtol * size.amax(-1, keepdim=True)
-    return (lacking & (image > 4 * rtol * norm(image)[..., None])).any(-1)
+    return (lacking & (image > noise * norm(image)[..., None])).any(-1)

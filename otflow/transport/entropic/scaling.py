@@ -22,7 +22,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from otflow.base.kernels import row_tiles
 from otflow.base.linalg import conjugate_gradient
+from otflow.transport.comparable import side_by_side
 from otflow.transport.entropic import laplacian
 from otflow.transport.entropic.log_kernel import LogKernel
 
@@ -55,6 +57,19 @@ class AbsorbedKernel:
     def rows(self, G: Tensor) -> Tensor:
         """F(G), (B, n)."""
         return -self.scores.lse(G + self.logb)
+
+    def sharp_rows(self, G: Tensor) -> Tensor:
+        """F(G) = -log(1 + sum_j b_j (exp(S_ij + G_j) - 1)), given that b sums to one: exact for small scores.
+
+        The logarithm of a sum near one knows it up to 1e-16, and nothing of scores of 1e-20.
+        """
+        b, (size, n, m) = self.logb.exp()[:, None], self.scores.shape
+
+        def part(rows: slice) -> Tensor:
+            z = torch.where(b > 0, self.scores.tile(rows) + G[:, None], 0.0)
+            return -torch.log1p((b * torch.expm1(z)).sum(-1))
+
+        return side_by_side(part, list(row_tiles(n, size * m)))
 
     def columns(self, F: Tensor) -> Tensor:
         """The column potential that F asks for, (B, m)."""

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks, status
-from otflow.base.errors import ConvergenceError, DerivativeError, NotFiniteError
+from otflow.base.errors import ConvergenceError, DerivativeError
 from otflow.base.spaces import Euclidean
 from otflow.base.tables import table
 from otflow.measures import Gaussian, Grid, Measure, Particles
-from otflow.transport.bures.entropic import gaussian_sinkhorn_divergence
+from otflow.transport.bures.entropic import divergence_in_units, gaussian_sinkhorn_divergence
 from otflow.transport.bures.gaussian_transport import GaussianTransport, sinkhorn_gaussians
 from otflow.transport.comparable import Pair, merge, pair
 from otflow.transport.entropic.costs import Cost, PowerCost, as_cost
@@ -22,11 +22,15 @@ from otflow.transport.entropic.implicit import DualPieces, dual, plain
 from otflow.transport.entropic.log_kernel import Bilinear, LogKernel, Pairwise
 from otflow.transport.entropic.options import Sinkhorn, as_options
 from otflow.transport.entropic.scaling import AbsorbedKernel
+from otflow.transport.ranges import leaves, rounded
 
 # Pairs up to which costs come from differences, which keep digits, rather than from scalar products, which
 # are faster; chosen.
 DIFFERENCES = 2**22
 MATRIX = 2**27  # entries of a dense plan, at most; chosen: 1 GB
+WEAK = 1e-2  # potentials over eps below which they lose more than two digits in logarithms; chosen
+ROUNDINGS = 64  # a cost is known up to so many roundings of its terms; chosen
+LEAST = 1e-290  # a cost below may consist of terms that have underflowed; chosen: far above the least number
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +40,6 @@ class EntropicTransport:
     Attributes:
         f, g: potentials (*batch, n) and (*batch, m), in float64; the rows of P sum to a.
         eps: the regularisation.
-        regularised_cost: <P, c> + eps KL(P | a b), (*batch,), as the dual value <a, f> + <b, g>: a lower
-            bound of it however large the marginal error is. Has derivatives in points and weights.
         error: L1 distance of the columns of P from b, measured at f and g, (*batch,).
         status: "ok", "stalled" or "max_iter", an array of these for a batch.
         sweeps: how many sweeps through the kernel it took.
@@ -46,10 +48,11 @@ class EntropicTransport:
     f: Tensor
     g: Tensor
     eps: float
-    regularised_cost: Tensor
+    value: Tensor = field(repr=False)  # the regularised cost in double precision
     error: Tensor
     status: Any
     sweeps: int
+    dtype: torch.dtype
     problem: EntropicProblem = field(repr=False)
     scaled: tuple[Tensor, Tensor] = field(repr=False)  # F and G, which keep digits that f and g may lose
 
@@ -59,9 +62,17 @@ class EntropicTransport:
         return self.problem.pair.batch
 
     @property
+    def regularised_cost(self) -> Tensor:
+        """<P, c> + eps KL(P | a b), (*batch,), as the dual value <a, f> + <b, g>.
+
+        A lower bound of it however large the marginal error is. Has derivatives in points and weights.
+        """
+        return rounded(self.problem.visible(self.value), self.dtype, "regularised cost", self._noise)
+
+    @property
     def cost(self) -> Tensor:
         """<P, c>, (*batch,): an upper bound of the optimal cost, up to the marginal error; no derivatives."""
-        return self.problem.transport_cost(self.scaled).to(self.regularised_cost.dtype)
+        return rounded(self._cost(), self.dtype, "cost", self._noise)
 
     @property
     def distance(self) -> Tensor:
@@ -69,7 +80,20 @@ class EntropicTransport:
         cost = self.problem.cost
         if not isinstance(cost, PowerCost):
             checks.fail("distance", repr(cost), "only powers of a distance have one", "take .cost instead")
-        return self.cost.clamp(min=0) ** (1 / cost.p)
+        q = 1 / cost.p
+        return rounded(self._cost().clamp(min=0) ** q, self.dtype, "distance", lambda: self._noise() ** q)
+
+    def _cost(self) -> Tensor:
+        return self.problem.visible(self.problem.transport_cost(self.scaled))
+
+    def _noise(self) -> Tensor:
+        """How far rounding may move a cost, (*batch,): costs are sums of potentials, which may be larger."""
+        p = self.problem.pair
+        largest = [
+            torch.where(plain(w).reshape(h.shape) > 0, h.abs(), 0.0).amax(-1)
+            for w, h in ((p.w, self.f), (p.v, self.g))
+        ]
+        return ROUNDINGS * torch.finfo(self.f.dtype).eps * (largest[0] + largest[1])
 
     @property
     def potentials(self) -> tuple[Tensor, Tensor]:
@@ -107,7 +131,7 @@ class EntropicTransport:
         )
         flat = merge(v, both.batch, 2)
         out, _ = self.problem.scores.attend(flat, G + plain(both.v).log())
-        return out.reshape(*both.batch, *out.shape[1:]).to(self.regularised_cost.dtype)
+        return out.reshape(*both.batch, *out.shape[1:]).to(self.dtype)
 
     @property
     @torch.no_grad()
@@ -124,7 +148,7 @@ class EntropicTransport:
 
     def _repr_html_(self) -> str:
         atoms = f"{self.f.shape[-1]} x {self.g.shape[-1]}"
-        rows = {"atoms": atoms, "eps": self.eps, "regularised cost": self.regularised_cost}
+        rows = {"atoms": atoms, "eps": self.eps, "regularised cost": self.value}
         return table(
             "EntropicTransport", rows | {"error": self.error.max(), "status": status.summary(self.status)}
         )
@@ -174,6 +198,17 @@ class EntropicProblem:
         follows = self._batched(self._traced(s))
         return number + self.eps * (follows - plain(follows))
 
+    def visible(self, cost: Tensor) -> Tensor:
+        """A cost itself, or an error where that of the farthest atoms is too small for floating point."""
+        if not isinstance(self.cost, PowerCost) or bool((cost.detach().abs() > LEAST).all()):
+            return cost
+        reach = self._batched(_reach(self.pair))
+        far = torch.finfo(reach.dtype).tiny ** (1 / self.cost.p)
+        if bool((bad := (reach > 0) & (reach < far) & (cost.detach().abs() <= LEAST)).any()):
+            length = f"{reach[bad][0].item():.3g}"
+            leaves(f"distance^{self.cost.p:g}", f"{length}^{self.cost.p:g}", cost.dtype, cost.detach())
+        return cost
+
     def _traced(self, s: Scaling) -> Tensor:
         """The dual value over eps, (B,), up to rounding, as a function of points, weights and matrix."""
         p, G = self.pair, s.G + self.column
@@ -209,6 +244,17 @@ class EntropicProblem:
 
     def _batched(self, a: Tensor) -> Tensor:
         return a.reshape((*self.pair.batch, *a.shape[1:]))
+
+
+@torch.no_grad()
+def _reach(both: Pair) -> Tensor:
+    """A length between the largest distance of atoms with mass and twice that, or a part of it, (B,)."""
+    x, y = (
+        torch.where(plain(w)[..., None] > 0, plain(z), plain(z)[:, :1])
+        for z, w in ((both.x, both.w), (both.y, both.v))
+    )
+    start = x[:, :1]
+    return torch.maximum(*((z - start).abs().amax((-1, -2)) for z in (x, y)))
 
 
 def _products(q: Tensor, k: Tensor) -> DualPieces:
@@ -304,8 +350,7 @@ def sinkhorn(
     options, loud = as_options(eps), checks.raises(on_failure)
     if isinstance(mu, Gaussian):
         return sinkhorn_gaussians(mu, _other_gaussian(nu, cost), options.eps)
-    plan = _solve(_problem_of(mu, nu, options.eps, cost), options, start)
-    plan = replace(plan, regularised_cost=_cast(plan.regularised_cost, mu.dtype))
+    plan = _solve(_problem_of(mu, nu, options.eps, cost), options, start, mu.dtype)
     return _trusted(plan) if loud else plan
 
 
@@ -316,15 +361,6 @@ def _other_gaussian(nu: Measure, cost: Any) -> Gaussian:
     return checks.instance(nu, Gaussian, "nu")
 
 
-def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
-    out = value.to(dtype)
-    if bool((torch.isfinite(value) & ~torch.isfinite(out)).any()):
-        raise NotFiniteError(
-            f"entropic transport: the cost leaves the range of {dtype}; divide points by 1e3", value
-        )
-    return out
-
-
 def _problem_of(mu: Measure, nu: Measure, eps: float, cost: Any) -> EntropicProblem:
     both = pair(mu, nu)
     both = both._replace(x=both.x.clone(), y=both.y.clone())  # a plan is asked again, when mu may be edited
@@ -333,18 +369,31 @@ def _problem_of(mu: Measure, nu: Measure, eps: float, cost: Any) -> EntropicProb
     return _problem(both, as_cost(cost), eps)
 
 
-def _solve(problem: EntropicProblem, options: Sinkhorn, start: EntropicTransport | None) -> EntropicTransport:
+def _solve(
+    problem: EntropicProblem, options: Sinkhorn, start: EntropicTransport | None, dtype: torch.dtype
+) -> EntropicTransport:
     tol = options.tol
     with torch.no_grad():
         G = _start(problem, start)
         kernel = problem.kernel()
-        s = _legible(kernel, scale(kernel, options.engine, tol=tol, max_iter=options.max_iter, start=G), tol)
+        s = scale(kernel, options.engine, tol=tol, max_iter=options.max_iter, start=G)
+        s = _legible(kernel, _sharp(kernel, s), tol)
         f, g = problem.potentials(s)
     value, batch = problem.value(s), problem.pair.batch
     codes = status.names(s.codes.reshape(batch))
-    return EntropicTransport(
-        f, g, problem.eps, value, s.error.reshape(batch), codes, s.sweeps, problem, (s.F, s.G)
-    )
+    error = s.error.reshape(batch)
+    return EntropicTransport(f, g, problem.eps, value, error, codes, s.sweeps, dtype, problem, (s.F, s.G))
+
+
+def _sharp(kernel: AbsorbedKernel, s: Scaling) -> Scaling:
+    """The scaling, with the digits that row potentials lose where eps is far above all costs."""
+    size = _largest(s.F, kernel.loga) + _largest(s.G, kernel.logb)
+    weak = (size < WEAK) & (s.codes == 0)
+    if not bool(weak.any()):
+        return s
+    F = s.F.clone()
+    F[weak] = kernel[weak].sharp_rows(s.G[weak])
+    return replace(s, F=torch.where(s.F.abs() < WEAK, F, s.F))  # not at atoms without mass
 
 
 def _legible(kernel: AbsorbedKernel, s: Scaling, tol: float) -> Scaling:
@@ -409,19 +458,39 @@ def sinkhorn_divergence(
     options = as_options(eps)
     if isinstance(mu, Gaussian):
         return gaussian_sinkhorn_divergence(mu, _other_gaussian(nu, cost), options.eps)
+    plans = _three(mu, nu, options, cost)
+    value = _nonnegative(plans[0].problem.visible(_debiased(plans)), plans)
+    return rounded(value, mu.dtype, "Sinkhorn divergence", lambda: _rounding(plans))
+
+
+def unrounded_divergence(mu: Measure, nu: Measure, options: Sinkhorn) -> Tensor:
+    """The divergence in double precision, for its slope, which may have room where the value has none."""
+    if isinstance(mu, Gaussian):
+        relative, unit = divergence_in_units(mu, _other_gaussian(nu, None), options.eps)
+        return relative * unit**2
+    plans = _three(mu, nu, options, None)
+    return _nonnegative(_debiased(plans), plans)
+
+
+def _three(mu: Measure, nu: Measure, options: Sinkhorn, cost: Any) -> list[EntropicTransport]:
+    """The plans between both measures, and from each to itself."""
     pairs = (mu, nu), (mu, mu), (nu, nu)
     known: dict[tuple[int, int], EntropicTransport] = {}  # a measure against itself is one problem, not three
     for one, other in pairs:
         if (id(one), id(other)) not in known:
             problem = _problem_of(one, other, options.eps, cost)
-            known[id(one), id(other)] = _solve(problem, options, None)
+            known[id(one), id(other)] = _solve(problem, options, None, mu.dtype)
     plans = [known[id(one), id(other)] for one, other in pairs]
-    across, own, other_own = (plan.regularised_cost for plan in plans)
-    value = across - (own + other_own) / 2
     failed = [plan for plan in plans if not status.all_ok(plan.status)]
     if failed:
-        raise ConvergenceError(f"Sinkhorn divergence: {_complaint(failed[0])}", value.to(mu.dtype))
-    return _cast(_nonnegative(value, plans), mu.dtype)
+        complaint = f"Sinkhorn divergence: {_complaint(failed[0])}"
+        raise ConvergenceError(complaint, _debiased(plans).to(mu.dtype))
+    return plans
+
+
+def _debiased(plans: list[EntropicTransport]) -> Tensor:
+    across, own, other_own = (plan.value for plan in plans)
+    return across - (own + other_own) / 2
 
 
 def _nonnegative(value: Tensor, plans: list[EntropicTransport]) -> Tensor:
@@ -433,11 +502,7 @@ def _nonnegative(value: Tensor, plans: list[EntropicTransport]) -> Tensor:
         and isinstance(problem.pair.space, Euclidean)
     ):
         return value  # with other costs a divergence may be negative in earnest
-    swing = [(plan.g.amax(-1) - plan.g.amin(-1)) * plan.error for plan in plans]
-    size = [plan.regularised_cost.detach().abs() for plan in plans]
-    bound = 1e-12 * torch.stack(torch.broadcast_tensors(*size)).sum(0) + torch.stack(
-        torch.broadcast_tensors(*swing)
-    ).sum(0).to(value.dtype)
+    bound = _rounding(plans)
     if bool((value < -bound).any()):
         raise ConvergenceError(
             f"Sinkhorn divergence = {float(value.min()):.3g}, below zero by more than its error bound; "
@@ -445,3 +510,10 @@ def _nonnegative(value: Tensor, plans: list[EntropicTransport]) -> Tensor:
             value,
         )
     return torch.where(value < 0, value - plain(value), value)  # rounding hides the value, not its slope
+
+
+def _rounding(plans: list[EntropicTransport]) -> Tensor:
+    """What rounding and marginal errors may make of a divergence, (*batch,)."""
+    swing = [(plan.g.amax(-1) - plan.g.amin(-1)) * plan.error for plan in plans]
+    size = [plan.value.detach().abs() for plan in plans]
+    return 1e-12 * sum(torch.broadcast_tensors(*size)) + sum(torch.broadcast_tensors(*swing))

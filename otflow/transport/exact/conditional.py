@@ -19,8 +19,9 @@ from otflow.measures import Measure, Particles
 from otflow.transport.comparable import Pair, atoms, exponent, kinked, merge, pair, places, root
 from otflow.transport.exact.envelope import power
 from otflow.transport.exact.line import units
-from otflow.transport.exact.plans import ExactTransport
+from otflow.transport.exact.plans import ExactTransport, InUnits
 from otflow.transport.exact.wasserstein import LARGEST, solve, w2, wasserstein
+from otflow.transport.ranges import rounded
 
 # Masses of a label that differ by no more are equal; chosen: sums of many weights round.
 SAME = {torch.float64: 1e-9, torch.float32: 1e-6}
@@ -60,7 +61,7 @@ def conditional_wasserstein(mu: Measure, nu: Measure, p: float = 2) -> Tensor:
     p = _order(p)
     both, ours, theirs = _alike(mu, nu)
     d, codes = _distance(both, ours, theirs, p)
-    d = d.reshape(both.batch).to(mu.dtype)
+    d = rounded(d.reshape(both.batch), mu.dtype, "distance")
     if bool((codes > 0).any()):
         raise ConvergenceError(
             "conditional_wasserstein: a plan within a fibre is not certified; "
@@ -289,24 +290,36 @@ def _gathered(both: Pair, ours: Fibres, theirs: Fibres, p: float) -> ExactTransp
     groups = list(_groups(both, ours, theirs))
     plans = [solve(*g.clouds, p, on_failure="return") for g in groups]
     theta = [((ours.mass + theirs.mass) / 2)[g.own] for g in groups]
-    costs, bounds = [
-        [share * getattr(plan, name) for share, plan in zip(theta, plans, strict=True)]
-        for name in ("cost", "bound")
-    ]
     member, size = ours.member, len(both.w)
+    unit = _spread(groups, [plan.relative.unit for plan in plans], member, size, "amax")
+    fibres = [_in_unit(plan, unit[member[g.own]]) for g, plan in zip(groups, plans, strict=True)]
+    costs, bounds = (
+        [share * getattr(fibre, name) for share, fibre in zip(theta, fibres, strict=True)]
+        for name in ("cost", "bound")
+    )
     cost, bound = (_spread(groups, values, member, size, "sum") for values in (costs, bounds))
     codes = _spread(groups, [plan.codes for plan in plans], member, size, "amax")
-    potentials = (_placed(groups, plans, both, side) for side in ("f", "g"))
-    numbers = (cost, cost ** (1 / p), bound, ratio((cost - bound).abs(), cost), codes)
-    parts = (*_padded(groups, plans, theta, both), *potentials, *numbers)
-    return ExactTransport(p, *(z.reshape((*both.batch, *z.shape[1:])) for z in parts))
+    numbers = (cost ** (1 / p) * unit, ratio((cost - bound).abs(), cost), codes)
+    parts = (*_padded(groups, plans, theta, both), *numbers)
+    relative = (*(_placed(groups, fibres, both, side) for side in ("f", "g")), cost, bound, unit)
+    shaped, kept = ([z.reshape((*both.batch, *z.shape[1:])) for z in group] for group in (parts, relative))
+    return ExactTransport(p, InUnits(*kept), *shaped)
 
 
-def _placed(groups: list[Group], plans: list[ExactTransport], both: Pair, side: str) -> Tensor:
+def _in_unit(plan: ExactTransport, unit: Tensor) -> InUnits:
+    """Costs and potentials of a plan in other units, (G,): powers of two, so that no digit changes."""
+    f, g, cost, bound, own = plan.relative
+    factor = (own / unit) ** plan.p
+    largest = torch.finfo(f.dtype).max
+    f, g = ((h * factor[:, None]).clamp(max=largest) for h in (f, g))
+    return InUnits(f, g, cost * factor, bound * factor, unit)
+
+
+def _placed(groups: list[Group], fibres: list[InUnits], both: Pair, side: str) -> Tensor:
     """Potentials of the fibres in the places of their atoms, (B, n)."""
     whole = torch.zeros_like(both.w if side == "f" else both.v)
     places = [(g.atoms if side == "f" else g.others).flatten() for g in groups]
-    values = [getattr(plan, side).flatten() for plan in plans]
+    values = [getattr(fibre, side).flatten() for fibre in fibres]
     return whole.flatten().index_put((torch.cat(places),), torch.cat(values)).reshape(whole.shape)
 
 
@@ -402,8 +415,8 @@ def relaxed_conditional(
     codes = torch.stack([codes, *(plan.codes for plan in plans)]).amax(0)
     result = RelaxedConditional(
         prices,
-        torch.stack([plan.distance for plan in plans]).to(mu.dtype),
-        torch.stack([_moved(plan, mu, nu) for plan in plans]).to(mu.dtype),
+        rounded(torch.stack([plan.distance for plan in plans]).double(), mu.dtype, "distance"),
+        rounded(torch.stack([_moved(plan, mu, nu) for plan in plans]), mu.dtype, "moved"),
         limit,
         status.names(codes),
     )
@@ -437,7 +450,7 @@ def _limit(mu: Measure, nu: Measure) -> tuple[Tensor, Tensor]:
     d, codes = torch.full_like(both.w[:, 0], torch.inf), torch.zeros_like(alike, dtype=torch.long)
     if bool(alike.any()):
         some, codes = _distance(both, ours, theirs, 2.0)
-        d = torch.where(alike, some, d)
+        d = torch.where(alike, rounded(some, mu.dtype, "distance").double(), d)
     return d.reshape(both.batch).to(mu.dtype), codes.reshape(both.batch)
 
 

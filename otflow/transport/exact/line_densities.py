@@ -13,6 +13,7 @@ from otflow.base.spaces import Euclidean
 from otflow.measures import Grid, Measure, Particles
 from otflow.transport.comparable import common_batch, merge, root
 from otflow.transport.exact.network_simplex import negligible
+from otflow.transport.ranges import rounded
 
 
 class Pieces(NamedTuple):
@@ -65,7 +66,7 @@ def line_distance(mu: Measure, nu: Measure, p: float) -> Tensor:
         distance = top[:, 0]
     else:
         distance = root((mass * _mean_power(start / unit, end / unit, p)).sum(-1), p) * unit[:, 0]
-    return distance.reshape(batch).to(mu.dtype)
+    return rounded(distance.reshape(batch), mu.dtype, "distance")
 
 
 def _pieces(mu: Measure) -> Pieces:

@@ -50,6 +50,8 @@ MASS = 2**12
 COARSE = 2**20  # pairs of the smallest sample; chosen
 SPARSER = 4  # atoms of a problem per atom of the sample that comes before it; chosen
 EPS, MAX = np.finfo(np.float64).eps, np.finfo(np.float64).max
+# Values below have lost digits, since some of their terms may be below the smallest number that has them all.
+LEAST = np.finfo(np.float64).tiny / EPS
 
 
 class SimplexProblem(NamedTuple):
@@ -105,18 +107,19 @@ class Answer(NamedTuple):
         """|value - bound| / value, if that has a meaning."""
         if self.reach == 0 and self.lost <= LOST:
             return 0.0
-        if self.lost > LOST or not 0 < self.value < math.inf or not math.isfinite(self.bound):
+        if self.lost > LOST or not LEAST < self.value < math.inf or not math.isfinite(self.bound):
             return math.inf
         return abs(self.value - self.bound) / self.value
 
 
 class Guess(NamedTuple):
-    """The answer to a nearby problem; potentials in units of distance^p."""
+    """The answer to a nearby problem; potentials in units of unit^p."""
 
     rows: Array  # (k,)
     cols: Array  # (k,)
     mass: Array  # (k,)
     f: Array  # (n,)
+    unit: float
 
 
 def couple(D: Any, a: Array, b: Array, start: Guess | None, p: float) -> Answer:
@@ -222,7 +225,7 @@ def _nearby(problem: SimplexProblem, start: Guess) -> Answer | None:
     unit = unit_of(D.max())
     c = problem.costs(unit)
     with np.errstate(all="ignore"):
-        f = start.f / np.float64(unit) ** problem.p
+        f = start.f * (start.unit / np.float64(unit)) ** problem.p
     if not np.isfinite(f).all():
         return None
     answer = _answer(problem, Edges(*start[:3], f, 0), c, unit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from otflow.base import checks, status
 from otflow.base.status import summary
 from otflow.base.tables import table
+from otflow.transport import ranges
 
 LARGEST = 2**27  # entries of a dense plan, at most; chosen: 1 GB
 
@@ -29,6 +31,16 @@ class Coupling(NamedTuple):
     codes: Tensor  # (B,)
 
 
+class InUnits(NamedTuple):
+    """Costs and potentials of a plan in units of unit^p, which may have no room in floating point."""
+
+    f: Tensor  # (*batch, n)
+    g: Tensor  # (*batch, m)
+    cost: Tensor  # (*batch,)
+    bound: Tensor  # (*batch,)
+    unit: Tensor  # (*batch,), a power of two
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class ExactTransport:
     """An optimal coupling P of two measures for the cost d(x, y)^p, with a proof of optimality.
@@ -41,6 +53,9 @@ class ExactTransport:
     bound is one of the conditional distance. Everything here is a number in double precision, without
     derivatives: `wasserstein` and `conditional_wasserstein` have them.
 
+    Plan, distance and gap are known at every scale. Where d^p has no room in floating point, as the square of
+    1e-170, asking for the cost, the bound or the potentials raises `NotFiniteError`.
+
     >>> import otflow as of
     >>> found = of.solve(of.Particles([[0.0], [1.0]]), of.Particles([[3.0], [1.0]]))
     >>> found
@@ -51,16 +66,47 @@ class ExactTransport:
     """
 
     p: float
+    relative: InUnits
     rows: Tensor  # (*batch, k), long
     cols: Tensor  # (*batch, k), long
     mass: Tensor  # (*batch, k), padded by zeros
-    f: Tensor  # (*batch, n)
-    g: Tensor  # (*batch, m)
-    cost: Tensor  # (*batch,), W_p^p
     distance: Tensor  # (*batch,), W_p
-    bound: Tensor  # (*batch,)
     gap: Tensor  # (*batch,), |cost - bound| / cost, 0 if the cost is 0
     codes: Tensor  # (*batch,)
+
+    @cached_property
+    def cost(self) -> Tensor:
+        """W_p^p, (*batch,)."""
+        return self.relative.cost * self._unit
+
+    @cached_property
+    def bound(self) -> Tensor:
+        """What no coupling can cost less than, (*batch,)."""
+        return self.relative.bound * self._unit
+
+    @cached_property
+    def f(self) -> Tensor:
+        """The potential on the atoms of mu, (*batch, n)."""
+        return self._potential(self.relative.f)
+
+    @cached_property
+    def g(self) -> Tensor:
+        """The potential on the atoms of nu, (*batch, m)."""
+        return self._potential(self.relative.g)
+
+    def _potential(self, h: Tensor) -> Tensor:
+        # Far from an atom without mass costs may overflow, and with them what its potential may be at most.
+        return (h * self._unit[..., None]).clamp(max=torch.finfo(h.dtype).max)
+
+    @cached_property
+    def _unit(self) -> Tensor:
+        """unit^p, or an error if costs have no room."""
+        unit = self.relative.unit**self.p
+        cost = self.relative.cost * unit
+        if not ranges.ordinary(cost) and bool((bad := ranges.lost(self.relative.cost, cost)).any()):
+            length = f"{self.distance.detach()[bad][0].item():.3g}"
+            ranges.leaves(f"distance^{self.p:g}", f"{length}^{self.p:g}", unit.dtype, self.distance.detach())
+        return unit
 
     @property
     def status(self) -> Any:
@@ -70,7 +116,7 @@ class ExactTransport:
     @property
     def batch(self) -> torch.Size:
         """Shape of the leading axes."""
-        return self.cost.shape
+        return self.gap.shape
 
     @property
     def potentials(self) -> tuple[Tensor, Tensor]:
@@ -85,7 +131,12 @@ class ExactTransport:
     @property
     def plan(self) -> Tensor:
         """P as a dense (*batch, n, m); ``rows``, ``cols`` and ``mass`` are the same without the zeros."""
-        return dense(self.rows, self.cols, self.mass, (self.f.shape[-1], self.g.shape[-1]))
+        return dense(self.rows, self.cols, self.mass, self.atoms)
+
+    @property
+    def atoms(self) -> tuple[int, int]:
+        """How many atoms mu and nu have."""
+        return self.relative.f.shape[-1], self.relative.g.shape[-1]
 
     def average(self, z: Tensor) -> Tensor:
         """sum_j P_ij z_j / sum_j P_ij, (*batch, n, e), for z (*batch, m, e); 0 for atoms without mass.
@@ -103,18 +154,18 @@ class ExactTransport:
         moved = self.mass[..., None] * z.gather(
             -2, self.cols[..., None].expand(*self.cols.shape, z.shape[-1])
         )
-        total = torch.zeros_like(self.f).scatter_add(-1, self.rows, self.mass)[..., None]
-        out = torch.zeros(*self.f.shape, z.shape[-1], dtype=z.dtype, device=z.device)
+        total = torch.zeros_like(self.relative.f).scatter_add(-1, self.rows, self.mass)[..., None]
+        out = torch.zeros(*total.shape[:-1], z.shape[-1], dtype=z.dtype, device=z.device)
         out = out.scatter_add(-2, self.rows[..., None].expand(moved.shape), moved)
         return out / torch.where(total > 0, total, torch.ones_like(total))
 
     def _repr_html_(self) -> str:
-        size, ended = (self.f.shape[-1], self.g.shape[-1]), summary(self.status)
-        rows = {"atoms": f"{size[0]} x {size[1]}", "p": self.p, "distance": self.distance, "cost": self.cost}
+        size, ended = self.atoms, summary(self.status)
+        rows = {"atoms": f"{size[0]} x {size[1]}", "p": self.p, "distance": self.distance}
         return table("ExactTransport", rows | {"gap, at worst": self.gap.max(), "status": ended})
 
     def __repr__(self) -> str:
-        n, m = self.f.shape[-1], self.g.shape[-1]
+        n, m = self.atoms
         batch = f", batch={tuple(self.batch)}" if self.batch else ""
         distance = f", distance={self.distance.item():g}" if self.batch.numel() == 1 else ""
         gap = self.gap.max().item()
@@ -132,23 +183,10 @@ def dense(rows: Tensor, cols: Tensor, mass: Tensor, shape: tuple[int, int]) -> T
     return flat.scatter_add(-1, rows * m + cols, mass).reshape(*batch, n, m)
 
 
-def beyond(c: Coupling, p: float) -> Tensor:
-    """Whose cost distance^p has no room in floating point, (B,), though the distance itself may have."""
-    value = c.value * c.unit**p
-    return (c.value > 0) & ~(torch.isfinite(value) & (value > torch.finfo(value.dtype).tiny))
-
-
 def in_units(c: Coupling, p: float, batch: torch.Size) -> ExactTransport:
-    """A coupling in units of length^p."""
-    scale, largest, wrong = c.unit**p, torch.finfo(c.value.dtype).max, beyond(c, p)
-    value, bound = c.value * scale, c.bound * scale
-    if wrong.any():
-        rule = "it leaves the range of floating point"
-        remedy = "call wasserstein for the distance itself, or divide the points by their size"
-        checks.fail(f"distance^{p:g}", f"{c.unit[wrong][0].item():.3g}^{p:g}", rule, remedy)
+    """A coupling as a plan in units of length."""
     gap = torch.where(c.value > 0, (c.value - c.bound).abs() / c.value, torch.zeros_like(c.value))
-    fields = (
-        *(c.rows, c.cols, c.mass, *((h * scale[:, None]).clamp(max=largest) for h in (c.f, c.g))),
-        *(value, c.value ** (1 / p) * c.unit, bound, gap, c.codes),
-    )
-    return ExactTransport(p, *(z.reshape((*batch, *z.shape[1:])) for z in fields))
+    parts = (c.rows, c.cols, c.mass, c.value ** (1 / p) * c.unit, gap, c.codes)
+    relative = (c.f, c.g, c.value, c.bound, c.unit)
+    shaped, kept = ([z.reshape((*batch, *z.shape[1:])) for z in group] for group in (parts, relative))
+    return ExactTransport(p, InUnits(*kept), *shaped)

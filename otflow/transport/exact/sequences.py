@@ -19,6 +19,7 @@ from otflow.measures import Measure, Particles
 from otflow.transport.comparable import exponent, merge, pair, places
 from otflow.transport.exact.conditional import conditional_wasserstein
 from otflow.transport.exact.network_simplex import negligible
+from otflow.transport.ranges import rounded
 
 
 def sequence_distance(mu: Measure, nu: Measure, p: float = 2) -> Tensor:
@@ -57,7 +58,7 @@ def sequence_distance(mu: Measure, nu: Measure, p: float = 2) -> Tensor:
     d = conditional_wasserstein(
         ours.on(pieces.ours, pieces, both.space), theirs.on(pieces.theirs, pieces, both.space), p
     )
-    return d.reshape(both.batch).to(mu.dtype)
+    return rounded(d.reshape(both.batch), mu.dtype, "distance")
 
 
 def positions(n: int) -> Tensor:

@@ -17,6 +17,7 @@ from otflow.transport.comparable import Pair, exponent, pair, power_mean, stream
 from otflow.transport.exact.densities import of_atoms
 from otflow.transport.exact.line_densities import line_distance, on_line
 from otflow.transport.exact.network_simplex import negligible
+from otflow.transport.ranges import rounded
 
 
 def sliced_wasserstein(
@@ -67,7 +68,7 @@ def sliced_wasserstein(
     out = power_mean(slices, torch.full_like(slices, 1 / len(theta)), p).reshape(both.batch)
     if isinstance(mu, Grid) and isinstance(nu, Grid):
         of_atoms(mu, nu, p, out, lines=True).trusted(mu)
-    return out.to(mu.dtype)
+    return rounded(out, mu.dtype, "distance", noise=lambda: _noise(both))
 
 
 def _directions(directions: Any, rng: int | np.random.Generator | None, d: int) -> Tensor:
@@ -98,6 +99,12 @@ def _centred(both: Pair) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Both clouds shifted alike, so that projections far from the origin keep their digits."""
     centre = (both.w[..., None] * both.x).sum(-2, keepdim=True).detach()
     return both.x - centre, both.w, both.y - centre, both.v
+
+
+def _noise(both: Pair) -> Tensor:
+    """What the rounding of projections may make of a distance 0, (*batch,)."""
+    size = torch.maximum(*(z.detach().abs().amax((-1, -2)) for z in (both.x, both.y)))
+    return (64 * torch.finfo(size.dtype).eps * size).reshape(both.batch)
 
 
 def _plain(both: Pair) -> bool:

@@ -23,7 +23,8 @@ from otflow.transport.exact import densities, envelope, network_simplex
 from otflow.transport.exact.column_generation import LazyDistances, distances
 from otflow.transport.exact.line import line, units
 from otflow.transport.exact.line_densities import line_distance, on_line
-from otflow.transport.exact.plans import Coupling, ExactTransport, beyond, in_units
+from otflow.transport.exact.plans import Coupling, ExactTransport, in_units
+from otflow.transport.ranges import rounded
 
 # Order p, at most: 2^500 and 2^-500, powers of numbers between 1/2 and 2, are far from the ends of float64.
 LARGEST = 500
@@ -167,7 +168,7 @@ def wasserstein(mu: Measure, nu: Measure, p: float = 2, *, start: ExactTransport
     c = _couple(both, p, start)
     if bool((c.codes != 0).any()):
         _trusted(in_units(c, p, both.batch))
-    return _value(both, c, p).reshape(both.batch).to(mu.dtype)
+    return rounded(_value(both, c, p).reshape(both.batch), mu.dtype, "distance")
 
 
 def _value(both: Pair, c: Coupling, p: float) -> Tensor:
@@ -179,12 +180,12 @@ def _between_densities(mu: Any, nu: Any, p: float, start: Any) -> densities.Dens
     plan = start.plan if isinstance(start, densities.DensityDistance) else start
 
     def atoms(both: Pair) -> tuple[Tensor, ExactTransport]:
-        fits = plan is not None and plan.f.shape == (*both.batch, both.w.shape[-1])
+        fits = plan is not None and plan.relative.f.shape == (*both.batch, both.w.shape[-1])
         c = _couple(both, p, plan if fits else None)
         return _value(both, c, p), _trusted(in_units(c, p, both.batch))
 
     found = densities.between(mu, nu, p, atoms).trusted(mu)
-    return replace(found, distance=found.distance.to(mu.dtype))
+    return replace(found, distance=rounded(found.distance, mu.dtype, "distance"))
 
 
 def w2(mu: Measure, nu: Measure, *, start: Any = None) -> Any:
@@ -194,13 +195,10 @@ def w2(mu: Measure, nu: Measure, *, start: Any = None) -> Any:
     if densities.admit(mu, nu):
         return _between_densities(mu, nu, 2.0, start)
     both = pair(mu, nu)
-    c = _couple(both, 2.0, start)
-    if bool(beyond(c, 2.0).any()):  # the square, but not the distance, leaves floating point
-        return wasserstein(mu, nu)
-    plan = _trusted(in_units(c, 2.0, both.batch))
+    plan = _trusted(in_units(_couple(both, 2.0, start), 2.0, both.batch))
     if torch.is_grad_enabled() and (mu.requires_grad or nu.requires_grad):
         return replace(plan, distance=wasserstein(mu, nu, start=plan))
-    return replace(plan, distance=plan.distance.to(mu.dtype))
+    return replace(plan, distance=rounded(plan.distance, mu.dtype, "distance"))
 
 
 @wasserstein.register(Gaussian)
@@ -302,12 +300,14 @@ def _guesses(start: ExactTransport | None, both: Pair) -> list[network_simplex.G
     if start is None:
         return [None] * len(both.x)
     shapes = [(*both.batch, w.shape[-1]) for w in (both.w, both.v)]
-    if [start.f.shape, start.g.shape] != shapes:
+    known = start.relative
+    if [known.f.shape, known.g.shape] != shapes:
         checks.fail(
             "start", start, f"potentials of shapes {shapes[0]} and {shapes[1]} are needed", "leave it out"
         )
-    parts = (z.reshape(len(both.x), -1).cpu().numpy() for z in (start.rows, start.cols, start.mass, start.f))
-    return [network_simplex.Guess(*each) for each in zip(*parts, strict=True)]
+    parts = (z.reshape(len(both.x), -1).cpu().numpy() for z in (start.rows, start.cols, start.mass, known.f))
+    units = known.unit.flatten().tolist()
+    return [network_simplex.Guess(*each) for each in zip(*parts, units, strict=True)]
 
 
 def _answers(
