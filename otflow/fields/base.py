@@ -15,6 +15,7 @@ from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.algebra import Linear
+from otflow.base.derivatives import refuse_func
 from otflow.base.errors import ConvergenceError, DerivativeError, InputError, NotFiniteError, OtflowError
 from otflow.base.parameters import Parametric, tensors
 from otflow.base.tables import signed
@@ -164,6 +165,7 @@ class VelocityField(Parametric, Linear["VelocityField"]):
         """The transpose of `jvp`: the derivative of <c, v> with respect to the coordinates."""
         if torch.is_inference_mode_enabled():
             raise DerivativeError("torch.inference_mode() records no derivatives; leave it to call vjp.")
+        refuse_func()
         c = as_tangent(c, "c", mu.shapes())
         with torch.enable_grad():
             coords = [p.detach().requires_grad_() for p in mu.coords]

@@ -54,7 +54,7 @@ def check(field: VelocityField, mu: Measure, *, t: float = 0.0) -> dict[str, flo
 def _clocks(field: VelocityField, mu: Measure, t: float, limit: float) -> float:
     """How far members with clocks of their own, as in adaptive runs, are from each alone at its time."""
     two = contract.pair(mu)
-    times = as_time([t, t + LATER], mu)
+    times = as_time(torch.tensor([t, t + LATER], dtype=torch.float64), mu)
     rule = f"times of shape {tuple(times.shape)} must give what members give at theirs"
     remedy = "let t broadcast from the left, torch.cos(t)[..., None, None] * x"
     alone = [

@@ -6,8 +6,10 @@ from the values of the moment, and central differences of objects built afresh.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -252,12 +254,35 @@ def test_torch_func_at_the_identity_gives_what_the_numbers_give(name: str, arg: 
         torch.testing.assert_close(torch.func.jvp(f, (a,), (way,))[1], slope(case, arg), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", sorted(NO_FUNC))
-def test_what_torch_func_cannot_follow_is_refused(name: str) -> None:
+@pytest.mark.parametrize(("name", "arg"), [pair for pair in LEARNT if pair[0] in NO_FUNC])
+def test_what_torch_func_cannot_follow_is_refused(name: str, arg: str) -> None:
     case = CASES[name]
-    arg, way = next(iter(case.ways.items()))
-    with pytest.raises(RuntimeError):
-        torch.func.jvp(lambda a: afresh(case, **{arg: a}), (case.given[arg],), (way,))
+    a, way = case.given[arg].clone(), case.ways[arg]
+    words = (
+        None if name in ("bilinear_cost", "self_transport") else r"torch\.func .* use torch\.autograd\.grad"
+    )
+    with pytest.raises(RuntimeError if words is None else of.errors.DerivativeError, match=words):
+        torch.func.jvp(lambda a: afresh(case, **{arg: a}), (a,), (way,))
+    with pytest.raises(of.errors.DerivativeError, match=r"torch\.func .* use torch\.autograd\.grad"):
+        torch.func.jacrev(lambda a: afresh(case, **{arg: a}))(a)
+
+
+def test_no_torch_func_passes_attention_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of.base.kernels, "DENSE", 0)
+    for kind in (of.SoftmaxAttention, of.SigmoidAttention):
+        with pytest.raises(of.errors.DerivativeError, match=r"torch\.func"):
+            torch.func.jvp(lambda Q, kind=kind: kind(Q, EYE, EYE)(0.0, CLOUD)[0], (EYE,), (ANYWHERE,))
+        with pytest.raises(of.errors.DerivativeError, match=r"torch\.func"):
+            torch.func.vmap(lambda x, kind=kind: kind(EYE, EYE, EYE)(0.0, CLOUD.at([x]))[0])(X[None])
+
+
+def test_every_formula_with_derivatives_is_ready_for_torch_func_or_refuses_it() -> None:
+    """A bare autograd.Function answers with what torch wants changed in otflow."""
+    for path in Path(of.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and "torch.autograd.Function" in map(ast.unparse, node.bases):
+                names = {f.name for f in node.body if isinstance(f, ast.FunctionDef)}
+                assert node.name == "ByFormula" or "setup_context" in names, f"{path.name}: {node.name}"
 
 
 def test_a_tangent_that_a_differential_loses_is_refused() -> None:
