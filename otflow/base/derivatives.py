@@ -37,8 +37,8 @@ def refuse_func() -> None:
     if torch._C._are_functorch_transforms_active():
         raise DerivativeError(
             "torch.func (jvp, grad, vmap, ...) cannot follow what otflow differentiates by formulas of its "
-            "own; use torch.autograd.grad, torch.autograd.forward_ad, or jvp and vjp of the field, and axes in "
-            "front instead of vmap."
+            "own; use torch.autograd.grad, torch.autograd.forward_ad, or jvp and vjp of the field, and axes "
+            "in front instead of vmap."
         )
 
 
