@@ -17,7 +17,7 @@ from otflow.metrics import Metric
 from otflow.steppers.jko.base import Move, MovementProblem, minimise
 from otflow.steppers.jko.branch_and_bound import searched
 from otflow.steppers.jko.kinks import bracketed
-from otflow.steppers.jko.proof import UNPROVED, Separate, proved
+from otflow.steppers.jko.proof import UNPROVED, Separate, proved, refuse_refuted
 from otflow.steppers.jko.starts import joined, lowest, scattered, taken
 from otflow.steppers.jko.truncated_newton import Minimum, newton
 
@@ -99,6 +99,14 @@ class Displaced:
         own = (curvature - 1 / self.problem.tau).abs()
         return 32 * torch.finfo(self.far.dtype).eps * self.far * own
 
+    def doubt(self, noise: Tensor, size: Tensor) -> Tensor:
+        """The error of a curvature by a difference of gradients, given the noise and the size of these.
+
+        What is averaged over the difference is not an error: a bound on curvature holds for averages as well.
+        """
+        own = max(float(self.problem.energy.precision), torch.finfo(size.dtype).eps)
+        return 10 * (noise + 32 * own * size) / self.reach
+
 
 @minimise.register(Particles)
 def displace(mu: Measure, problem: MovementProblem, start: Any = None) -> Move:
@@ -108,6 +116,7 @@ def displace(mu: Measure, problem: MovementProblem, start: Any = None) -> Move:
     size = J.inner(J.drive, J.drive).sqrt()
     tol = problem.tol or (1e-10 if mu.dtype == torch.float64 else 1e-4)
     found = _search(J, _start(J, rest, start), size, tol)
+    refuse_refuted(mu, problem, found.least - 1 / problem.tau, J.doubt(found.noise, size))
     found, local = _judged(J, found, size, tol)
     u = found.u
     # At rest there is no gradient to compare with: what is below rounding counts as solved.
