@@ -7,6 +7,7 @@ from the values of the moment, and central differences of objects built afresh.
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -387,6 +388,61 @@ def test_masses_and_cells_that_are_edited_are_looked_at_again() -> None:
     assert grid.spacing == (0.25,)
     grid.axes[0].mul_(2.0)
     assert grid.spacing == (0.5,)
+
+
+def test_what_is_plain_in_a_list_with_what_learns_is_copied() -> None:
+    """Layers of which some are frozen; an array among them is as good as a tensor."""
+    p, plain, array = nn.Parameter(EYE.clone()), 2 * EYE, 3 * EYE.numpy()
+    layers = of.Layers([p, plain, array])
+    plain.mul_(5.0)
+    array *= 5.0
+    with torch.no_grad():
+        p.mul_(7.0)
+    for t, factor in ((0.5, 7.0), (1.5, 2.0), (2.5, 3.0)):
+        assert torch.equal(layers(torch.tensor(t)), factor * EYE)
+    assert [id(a) for a in layers.parameters()] == [id(p)]
+
+
+def test_edges_are_held_without_a_graph() -> None:
+    """They have no derivative, and what is held with one cannot be copied."""
+    edges = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    layers = of.Layers(BOTH, edges)
+    assert not layers.edges.requires_grad
+    assert torch.equal(copy.deepcopy(layers).edges, edges)
+
+
+@pytest.mark.parametrize("kind", [of.IndependentNoise, of.CommonNoise])
+@pytest.mark.parametrize("sigma", [np.array(0.3), np.eye(2), torch.tensor(0.3), EYE.clone()], ids=str)
+def test_noise_copies_its_strength_and_draws_its_path_once(kind: Any, sigma: Any) -> None:
+    rng = np.random.default_rng(0)
+    path = of.dynamics.BrownianPath(rng, [2])  # type: ignore[arg-type]
+    noise, before, w = kind(sigma, path=path), torch.as_tensor(sigma).clone().double(), path(0.7)
+    sigma[...] = 5.0
+    rng.random(100)
+    assert torch.equal(noise.sigma.double(), before)
+    assert np.array_equal(path(0.7), w)
+
+
+def test_lists_of_axes_and_save_times_may_be_edited() -> None:
+    axes, ts = [CELLS.clone()], np.array([0.0, 0.1, 0.2])
+    grid = of.Grid(RHO, axes)
+    traj = of.flow(CLOUD, CASES["softmax"].build(EYE, EYE, EYE), of.Euler(), t1=0.2, dt=0.1, save_at=ts)
+    axes[0].mul_(2.0)
+    axes.clear()
+    ts *= 7.0
+    assert torch.equal(grid.axes[0], CELLS)
+    assert traj.ts.tolist() == [0.0, 0.1, 0.2]
+
+
+def test_a_moved_measure_has_numbers_of_its_own() -> None:
+    """Those that move; weights, labels, levels and axes are one and the same for all of a run."""
+    for name in MEASURES:
+        mu = CASES[name].build(**CASES[name].given)
+        moved = mu.move(0.0 * mu_tangent(mu))
+        before = [a.clone() for a in moved.coords]
+        for a in mu.coords:
+            a.mul_(2.0)
+        assert all(torch.equal(a, b) for a, b in zip(moved.coords, before, strict=True)), name
 
 
 def test_a_brownian_path_hands_out_copies() -> None:
