@@ -2,11 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
+
+from otflow.base.errors import DerivativeError
+
+
+class ByFormula(torch.autograd.Function):
+    """A function with derivatives of its own, in both modes of autograd, which torch.func cannot follow.
+
+    Solvers, loops over tiles and looks at values stand within; a `setup_context` would promise them to vmap.
+    """
+
+    if not TYPE_CHECKING:  # torch's own is not annotated either
+
+        @classmethod
+        def apply(cls, *args, **kwargs):
+            refuse_func()
+            return super().apply(*args, **kwargs)
+
+
+def refuse_func() -> None:
+    """Say that torch.func cannot follow, where torch itself would say what to change in otflow.
+
+    >>> import torch
+    >>> from otflow.base.linalg import sqrtm
+    >>> torch.func.grad(lambda s: sqrtm(s).sum())(torch.eye(2))
+    Traceback (most recent call last):
+    otflow.base.errors.DerivativeError: torch.func (jvp, grad, vmap, ...) cannot follow what otflow ...
+    """
+    if torch._C._are_functorch_transforms_active():
+        raise DerivativeError(
+            "torch.func (jvp, grad, vmap, ...) cannot follow what otflow differentiates by formulas of its "
+            "own; use torch.autograd.grad, torch.autograd.forward_ad, or jvp and vjp of the field, and axes "
+            "in front instead of vmap."
+        )
 
 
 def learns(*tensors: Tensor) -> bool:

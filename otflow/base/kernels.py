@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from otflow.base.derivatives import keep
+from otflow.base.derivatives import ByFormula, keep
 from otflow.base.errors import DerivativeError
 
 # Scores of a differentiable dense matrix, at most; chosen: 2 MB in float64, below which dense is fast.
@@ -245,7 +245,7 @@ def _merge(a: Tensor, la: Tensor, b: Tensor, lb: Tensor) -> tuple[Tensor, Tensor
 # --- streaming: the derivatives ----------------------------------------------------------------------
 
 
-class _Attend(torch.autograd.Function):
+class _Attend(ByFormula):
     """Streamed attention with both modes of differentiation in closed form.
 
     With P = softmax(s): forward mode (see `jvp`) uses ds_ij = <dq_i, k_j> + <q_i, dk_j> + db_j and
@@ -321,7 +321,7 @@ def lse_tangent(q: Tensor, k: Tensor, b: Tensor, dq: Tensor, dk: Tensor, db: Ten
     return _attend_tangent(scores, v, out, lse, moved.q, moved.k, None, moved.b)[1].reshape(*batch, -1)
 
 
-class _SigmoidSum(torch.autograd.Function):
+class _SigmoidSum(ByFormula):
     """Streamed sigmoid attention: dout_i = sum_j sigmoid'(s_ij) ds_ij v_j + sigmoid(s_ij) dv_j."""
 
     @staticmethod

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow.base.derivatives import keep
+from otflow.base.derivatives import ByFormula, keep
 from otflow.base.errors import ONCE, DerivativeError
 from otflow.base.spaces import power_of_two
 
@@ -84,7 +84,7 @@ def ratio(a: Tensor, b: Tensor, where: Tensor | None = None) -> Tensor:
     return torch.where(yes, a / torch.where(yes, b, torch.ones_like(b)), torch.zeros_like(a))
 
 
-class _Root(torch.autograd.Function):
+class _Root(ByFormula):
     """S -> R = S^(1/2) for symmetric positive semidefinite S, differentiable at repeated eigenvalues.
 
     dR solves R dR + dR R = dS (see `_Lyapunov`); autograd through eigh divides by differences of
@@ -115,7 +115,7 @@ class _Root(torch.autograd.Function):
         return lyapunov(root, symmetric(ds))
 
 
-class _Lyapunov(torch.autograd.Function):
+class _Lyapunov(ByFormula):
     """(R, C) -> X with R X + X R = C; its derivatives are solutions of the same equation.
 
     In the eigenbasis of R, X_ij = C_ij / (r_i + r_j). Where r_i + r_j vanishes, up to the rounding of R^2,
@@ -165,7 +165,7 @@ def sqrtm(s: Tensor) -> Tensor:
     return _Root.apply(s)  # type: ignore[no-untyped-call]
 
 
-class _Contraction(torch.autograd.Function):
+class _Contraction(ByFormula):
     """N = U diag(s) W^T -> U diag(g) W^T with g = z / (1 + sqrt(1 + z^2)), z = 2 s, for square N.
 
     Since z = 2 g / (1 - g^2), the divided differences that its derivative needs have no denominators that
@@ -215,7 +215,7 @@ def contraction(n: Tensor) -> Tensor:
     return _Contraction.apply(n)  # type: ignore[no-untyped-call]
 
 
-class _Procrustes(torch.autograd.Function):
+class _Procrustes(ByFormula):
     """(A, B) -> F = B U - A with U the polar factor of N = B^T A = X diag(s) Y^T, U = X Y^T.
 
     dU = X (K / (s_i + s_j)) Y^T with K the skew part of twice X^T dN Y; it is its own transpose. Where
@@ -322,7 +322,7 @@ def displacement(a: Tensor, d: Tensor) -> Tensor:
     return _aligned_difference(a, a + d, d, x @ yt, inverse, yt)
 
 
-class _Known(torch.autograd.Function):
+class _Known(ByFormula):
     """(value, formula) -> value, with the derivatives of formula."""
 
     @staticmethod

@@ -30,7 +30,8 @@ def live(a: Tensor) -> bool:
 def held(value: Any, name: str) -> Raw:
     """A tensor to keep: a copy of what is plain, the thing itself if it learns.
 
-    A list with tensors that learn stays a list of them, because their stack would be a copy.
+    A list with tensors that learn stays a list of them, because their stack would be a copy; of what is plain
+    among them it is one.
 
     >>> import torch
     >>> from otflow.base.parameters import held
@@ -40,8 +41,12 @@ def held(value: Any, name: str) -> Raw:
     """
     if isinstance(value, list | tuple | nn.ParameterList):
         items = list(value)
-        if all(isinstance(a, Tensor) for a in items) and any(live(a) for a in items):
-            return tuple(checks.tensor(a, f"{name}[{i}]") for i, a in enumerate(items))
+        if any(isinstance(a, Tensor) and live(a) for a in items):
+            return tuple(_copied(a, f"{name}[{i}]") for i, a in enumerate(items))
+    return _copied(value, name)
+
+
+def _copied(value: Any, name: str) -> Tensor:
     out = checks.tensor(value, name)
     return out.clone() if out is value and not live(out) else out
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.algebra import Linear
-from otflow.base.derivatives import dual, forward_mode, learns, without_graph
+from otflow.base.derivatives import dual, forward_mode, learns, refuse_func, without_graph
 from otflow.base.errors import DerivativeError, InputError
 from otflow.base.matrices import of_energy, one_square
 from otflow.base.parameters import Derived, Parametric, tensors
@@ -44,6 +44,7 @@ class Energy(Parametric, Linear["Energy"], ABC):
 
     def differential(self, mu: Measure) -> Tangent:
         """The derivative of F with respect to the coordinates of mu: a covector, shaped like them."""
+        refuse_func()
         create, forward = self.wants_graph(mu), forward_mode() and any(dual(a) for a in tensors(self))
         with torch.enable_grad():
             coords = [c if create and c.requires_grad else c.detach().requires_grad_() for c in mu.coords]

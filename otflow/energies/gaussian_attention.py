@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
-from otflow.base.derivatives import dual, keep
+from otflow.base.derivatives import ByFormula, dual, keep
 from otflow.base.errors import DerivativeError
 from otflow.base.linalg import contraction
 from otflow.base.matrices import fitting, one_square
@@ -195,7 +195,7 @@ def _second_moments(mu: Measure) -> Tensor:
 # --- functions of a matrix whose derivative is a function of it --------------------------------------
 
 
-class _Spectral(torch.autograd.Function):
+class _Spectral(ByFormula):
     """N -> F(N) with dF/dN = G(N) given, right also where singular values meet or vanish."""
 
     @staticmethod

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.derivatives import refuse_func
 from otflow.base.enclosures import everywhere
 from otflow.base.integrals import quadrature
 from otflow.base.integrals.meshes import AXES
@@ -146,6 +147,7 @@ class Interaction(Energy):
     def differential(self, mu: Measure) -> Tangent:
         if isinstance(mu, Gaussian) or self.wants_graph(mu):
             return super().differential(mu)  # small problems: autograd keeps the whole graph
+        refuse_func()
         with torch.enable_grad():
             coords = [c.detach().requires_grad_() for c in mu.coords]
             return self._streamed(mu.at(coords), coords)

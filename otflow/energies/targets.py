@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.derivatives import refuse_func
 from otflow.base.kernels import row_tiles
 from otflow.base.linalg import procrustes
 from otflow.base.spaces import Euclidean, Space
@@ -254,6 +255,7 @@ def _witness_slope(mu: Particles, F: MMD, graph: bool) -> Tangent:
 
 def _pull(kernel: Kernel, both: Pair, rows: slice, graph: bool) -> Tensor:
     """w_i grad f(x_i) for some rows, (B, r, d)."""
+    refuse_func()
     with torch.enable_grad():
         z = both.x[:, rows]
         z = z if z.requires_grad else z.requires_grad_()

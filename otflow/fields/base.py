@@ -15,7 +15,8 @@ from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.algebra import Linear
-from otflow.base.errors import ConvergenceError, DerivativeError, NotFiniteError
+from otflow.base.derivatives import refuse_func
+from otflow.base.errors import ConvergenceError, DerivativeError, InputError, NotFiniteError, OtflowError
 from otflow.base.parameters import Parametric, tensors
 from otflow.base.tables import signed
 from otflow.base.tangent import Tangent, as_tangent
@@ -69,7 +70,14 @@ class VelocityField(Parametric, Linear["VelocityField"]):
 
     def evaluate(self, t: Tensor, mu: Measure, carry: Carry | None = None) -> tuple[Tangent, Carry | None]:
         """The velocity and what to remember for the next one; a missed tolerance is noted, not raised."""
-        return as_tangent(self.velocity(t, mu), f"velocity of {type(self).__name__}"), None
+        try:
+            v = as_tangent(self.velocity(t, mu), f"velocity of {type(self).__name__}")
+        except (RuntimeError, ValueError) as error:
+            refuse_clocks(self, t, mu, error)
+            raise
+        if t.ndim and (found := [tuple(p.shape) for p in v]) != [tuple(s) for s in mu.shapes()]:
+            refuse_clocks(self, t, mu, ValueError(f"its shapes are {found}"))
+        return v, None
 
     def __call__(self, t: float | Tensor, mu: Measure) -> Tangent:
         """The velocity; raises `ConvergenceError`, which carries it, if an inner solver failed."""
@@ -157,6 +165,7 @@ class VelocityField(Parametric, Linear["VelocityField"]):
         """The transpose of `jvp`: the derivative of <c, v> with respect to the coordinates."""
         if torch.is_inference_mode_enabled():
             raise DerivativeError("torch.inference_mode() records no derivatives; leave it to call vjp.")
+        refuse_func()
         c = as_tangent(c, "c", mu.shapes())
         with torch.enable_grad():
             coords = [p.detach().requires_grad_() for p in mu.coords]
@@ -200,6 +209,21 @@ def gradient_flow(field: VelocityField, kind: type[Measure]) -> SteepestDescent:
 
 def refuse(field: VelocityField, reason: str) -> NoReturn:
     checks.fail("field", repr(field), f"it is not a gradient flow here: {reason}", "use it as it is in flow")
+
+
+def refuse_clocks(field: VelocityField, t: Tensor, mu: Measure, error: Exception) -> None:
+    """Say in words that a velocity failed for a time of shape (*batch,), if for a single one it does not."""
+    if not t.ndim or (isinstance(error, OtflowError) and not isinstance(error, InputError)):
+        return
+    try:
+        v, _ = field.evaluate(t.flatten()[0], mu)
+    except Exception:
+        return  # the clocks are not to blame
+    if [p.shape for p in v] == mu.shapes():
+        name, rule = f"velocity of {type(field).__name__} at t of shape", "members of an adaptive batch have"
+        rule += f" clocks of their own, and it does not take them ({error})"
+        remedy = "let t broadcast from the left, torch.cos(t)[..., None, None] * x"
+        raise InputError(f"{name} {tuple(t.shape)}: {rule}; {remedy}.") from error
 
 
 class SumField(VelocityField):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from otflow.base import checks
 from otflow.base.tangent import Tangent
-from otflow.fields.base import Carry, VelocityField, as_time
+from otflow.fields.base import Carry, VelocityField, as_time, refuse_clocks
 from otflow.measures import Gaussian, Measure, Particles
 
 
@@ -33,7 +33,11 @@ class TokenField(VelocityField):
         checks.fail("mu", repr(mu), f"{type(self).__name__} does not keep Gaussians Gaussian", remedy)
 
     def evaluate(self, t: Tensor, mu: Measure, carry: Carry | None = None) -> tuple[Tangent, Carry | None]:
-        return evaluate(mu, self, t, carry)
+        try:
+            return evaluate(mu, self, t, carry)
+        except (RuntimeError, ValueError) as error:
+            refuse_clocks(self, t, mu, error)
+            raise
 
     def at(self, t: float | Tensor, mu: Measure, points: Any, label: Any = None) -> Tensor:
         if not isinstance(mu, Particles):

@@ -164,7 +164,7 @@ class Layers(Weight):
             if edges is None
             else checks.tensor(edges, "edges")
         )
-        self._edges = times.to(dtype=torch.float64, device=self.values.device, copy=True)
+        self._edges = times.detach().to(dtype=torch.float64, device=self.values.device, copy=True)
         if self._edges.shape != (len(self.values) + 1,) or bool((torch.diff(self._edges) <= 0).any()):
             rule = f"{len(self.values) + 1} increasing times are needed for {len(self.values)} layers"
             checks.fail("edges", self._edges.tolist(), rule, "pass one more edge than layers")

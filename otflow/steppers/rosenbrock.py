@@ -111,13 +111,16 @@ def _solver(J: Tensor, h: Tensor) -> Callable[[Tensor], Tensor]:
 
 def _jacobian(field: VelocityField, t: Tensor, mu: Measure) -> tuple[Tensor, Tensor]:
     """The derivatives of the velocity in the coordinates, (*batch, m, m), and in time, (*batch, m)."""
+    # The copies for J are one axis more in front; a single measure keeps its time of shape (), as fields are
+    # promised, so that the derivative in time, of another clock than its copies have, is a call of its own.
     m = sum(c.shape[len(mu.batch) :].numel() for c in mu.coords)
-    copies = mu.at(mu.coords.map(lambda c: c.expand(m + 1, *c.shape).clone()))
-    eye = torch.eye(m + 1, dtype=mu.dtype, device=mu.device)
-    eye = eye.reshape(m + 1, *[1] * len(mu.batch), m + 1).expand(m + 1, *mu.batch, m + 1)
-    directions, clocks = _unflat(eye[..., :m].clone(), copies), eye[..., m].to(t.dtype).clone()
-    out = _flat(field.linearised(t.expand(copies.batch).clone(), copies, directions, clocks), copies)
-    return out[:m].movedim(0, -1), out[m]
+    copies = mu.at(mu.coords.map(lambda c: c.expand(m, *c.shape).clone()))
+    eye = torch.eye(m, dtype=mu.dtype, device=mu.device)
+    eye = eye.reshape(m, *[1] * len(mu.batch), m).expand(m, *mu.batch, m).clone()
+    clocks = t.expand(copies.batch).clone() if t.ndim else t
+    J = field.linearised(clocks, copies, _unflat(eye, copies), torch.zeros_like(clocks))
+    slope = field.linearised(t, mu, mu.coords.map(torch.zeros_like), torch.ones_like(t))
+    return _flat(J, copies).movedim(0, -1), _flat(slope, mu)
 
 
 def _flat(u: Tangent, mu: Measure) -> Tensor:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -127,6 +131,49 @@ def test_a_field_that_breaks_its_contract_is_told_which(name: str) -> None:
     rule, words = FIELDS[name]
     with pytest.raises(of.InputError, match=words):
         of.fields.check(Broken(rule), of.Particles(samples.normal(5, 2)))
+
+
+class Clocked(of.VelocityField):
+    def __init__(self, factor: Callable[[Tensor], Tensor | float]) -> None:
+        self.factor = factor
+
+    def velocity(self, t: Tensor, mu: of.Measure) -> of.Tangent:
+        return of.Tangent([self.factor(t) * mu.coords[0]])
+
+
+class ClockedTokens(of.fields.TokenField):
+    def __init__(self, factor: Callable[[Tensor], Tensor | float]) -> None:
+        self.factor = factor
+
+    def velocity_at(
+        self, t: Tensor, mu: of.Particles, points: Tensor, label: Tensor | None, carry: of.fields.Carry | None
+    ) -> tuple[Tensor, of.fields.Carry | None]:
+        return points * self.factor(t), None
+
+
+@pytest.mark.parametrize("kind", [Clocked, ClockedTokens])
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("factor", [torch.cos, math.cos], ids=["broadcast", "number"])
+def test_a_field_that_takes_one_clock_only_is_told_so(
+    kind: type[of.VelocityField], d: int, factor: Callable[..., Any]
+) -> None:
+    """With d = 2 the clocks of two members broadcast against the coordinates, in silence."""
+    mu = of.Particles(samples.normal(4, d))
+    with pytest.raises(
+        of.InputError, match=r"let t broadcast from the left, torch.cos\(t\)\[..., None, None\]"
+    ):
+        of.fields.check(kind(factor), mu)
+    with pytest.raises(of.InputError, match="members of an adaptive batch have clocks of their own"):
+        of.flow(mu.expand(5), kind(factor), of.Dopri5(), t1=1.0)
+    assert of.flow(mu.expand(5), kind(factor), of.RK4(), t1=1.0, dt=0.5).status.tolist() == ["ok"] * 5
+
+
+def test_what_is_not_the_fault_of_the_clocks_is_not_blamed_on_them() -> None:
+    def broken(t: Tensor) -> Tensor:
+        raise ValueError("no such layer")
+
+    with pytest.raises(ValueError, match="no such layer"):
+        of.flow(MU.expand(5), Clocked(broken), of.Dopri5(), t1=1.0)
 
 
 def test_a_carry_is_a_carry() -> None:

@@ -6,8 +6,11 @@ from the values of the moment, and central differences of objects built afresh.
 
 from __future__ import annotations
 
+import ast
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -252,12 +255,35 @@ def test_torch_func_at_the_identity_gives_what_the_numbers_give(name: str, arg: 
         torch.testing.assert_close(torch.func.jvp(f, (a,), (way,))[1], slope(case, arg), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", sorted(NO_FUNC))
-def test_what_torch_func_cannot_follow_is_refused(name: str) -> None:
+@pytest.mark.parametrize(("name", "arg"), [pair for pair in LEARNT if pair[0] in NO_FUNC])
+def test_what_torch_func_cannot_follow_is_refused(name: str, arg: str) -> None:
     case = CASES[name]
-    arg, way = next(iter(case.ways.items()))
-    with pytest.raises(RuntimeError):
-        torch.func.jvp(lambda a: afresh(case, **{arg: a}), (case.given[arg],), (way,))
+    a, way = case.given[arg].clone(), case.ways[arg]
+    words = (
+        None if name in ("bilinear_cost", "self_transport") else r"torch\.func .* use torch\.autograd\.grad"
+    )
+    with pytest.raises(RuntimeError if words is None else of.errors.DerivativeError, match=words):
+        torch.func.jvp(lambda a: afresh(case, **{arg: a}), (a,), (way,))
+    with pytest.raises(of.errors.DerivativeError, match=r"torch\.func .* use torch\.autograd\.grad"):
+        torch.func.jacrev(lambda a: afresh(case, **{arg: a}))(a)
+
+
+def test_no_torch_func_passes_attention_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of.base.kernels, "DENSE", 0)
+    for kind in (of.SoftmaxAttention, of.SigmoidAttention):
+        with pytest.raises(of.errors.DerivativeError, match=r"torch\.func"):
+            torch.func.jvp(lambda Q, kind=kind: kind(Q, EYE, EYE)(0.0, CLOUD)[0], (EYE,), (ANYWHERE,))
+        with pytest.raises(of.errors.DerivativeError, match=r"torch\.func"):
+            torch.func.vmap(lambda x, kind=kind: kind(EYE, EYE, EYE)(0.0, CLOUD.at([x]))[0])(X[None])
+
+
+def test_every_formula_with_derivatives_is_ready_for_torch_func_or_refuses_it() -> None:
+    """A bare autograd.Function answers with what torch wants changed in otflow."""
+    for path in Path(of.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and "torch.autograd.Function" in map(ast.unparse, node.bases):
+                names = {f.name for f in node.body if isinstance(f, ast.FunctionDef)}
+                assert node.name == "ByFormula" or "setup_context" in names, f"{path.name}: {node.name}"
 
 
 def test_a_tangent_that_a_differential_loses_is_refused() -> None:
@@ -362,6 +388,61 @@ def test_masses_and_cells_that_are_edited_are_looked_at_again() -> None:
     assert grid.spacing == (0.25,)
     grid.axes[0].mul_(2.0)
     assert grid.spacing == (0.5,)
+
+
+def test_what_is_plain_in_a_list_with_what_learns_is_copied() -> None:
+    """Layers of which some are frozen; an array among them is as good as a tensor."""
+    p, plain, array = nn.Parameter(EYE.clone()), 2 * EYE, 3 * EYE.numpy()
+    layers = of.Layers([p, plain, array])
+    plain.mul_(5.0)
+    array *= 5.0
+    with torch.no_grad():
+        p.mul_(7.0)
+    for t, factor in ((0.5, 7.0), (1.5, 2.0), (2.5, 3.0)):
+        assert torch.equal(layers(torch.tensor(t)), factor * EYE)
+    assert [id(a) for a in layers.parameters()] == [id(p)]
+
+
+def test_edges_are_held_without_a_graph() -> None:
+    """They have no derivative, and what is held with one cannot be copied."""
+    edges = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    layers = of.Layers(BOTH, edges)
+    assert not layers.edges.requires_grad
+    assert torch.equal(copy.deepcopy(layers).edges, edges)
+
+
+@pytest.mark.parametrize("kind", [of.IndependentNoise, of.CommonNoise])
+@pytest.mark.parametrize("sigma", [np.array(0.3), np.eye(2), torch.tensor(0.3), EYE.clone()], ids=str)
+def test_noise_copies_its_strength_and_draws_its_path_once(kind: Any, sigma: Any) -> None:
+    rng = np.random.default_rng(0)
+    path = of.dynamics.BrownianPath(rng, [2])  # type: ignore[arg-type]
+    noise, before, w = kind(sigma, path=path), torch.as_tensor(sigma).clone().double(), path(0.7)
+    sigma[...] = 5.0
+    rng.random(100)
+    assert torch.equal(noise.sigma.double(), before)
+    assert np.array_equal(path(0.7), w)
+
+
+def test_lists_of_axes_and_save_times_may_be_edited() -> None:
+    axes, ts = [CELLS.clone()], np.array([0.0, 0.1, 0.2])
+    grid = of.Grid(RHO, axes)
+    traj = of.flow(CLOUD, CASES["softmax"].build(EYE, EYE, EYE), of.Euler(), t1=0.2, dt=0.1, save_at=ts)
+    axes[0].mul_(2.0)
+    axes.clear()
+    ts *= 7.0
+    assert torch.equal(grid.axes[0], CELLS)
+    assert traj.ts.tolist() == [0.0, 0.1, 0.2]
+
+
+def test_a_moved_measure_has_numbers_of_its_own() -> None:
+    """Those that move; weights, labels, levels and axes are one and the same for all of a run."""
+    for name in MEASURES:
+        mu = CASES[name].build(**CASES[name].given)
+        moved = mu.move(0.0 * mu_tangent(mu))
+        before = [a.clone() for a in moved.coords]
+        for a in mu.coords:
+            a.mul_(2.0)
+        assert all(torch.equal(a, b) for a, b in zip(moved.coords, before, strict=True)), name
 
 
 def test_a_brownian_path_hands_out_copies() -> None:

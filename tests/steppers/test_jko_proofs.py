@@ -345,3 +345,39 @@ def test_a_curvature_that_is_wrong_is_found_out_by_the_check_of_energies() -> No
     ):
         with pytest.raises(of.InputError, match="curvature"):
             of.energies.check(wrong, mu)
+
+
+# --- a curvature that is not one ------------------------------------------------------------------------
+
+
+def well(x: Tensor) -> Tensor:
+    """Its second derivative is -20 at 0."""
+    return 5 * (x.square() - 1).square().sum(-1)
+
+
+@pytest.mark.parametrize("curvature", [5.0, 0.0, -3.0])
+@pytest.mark.parametrize("x", [[[0.1]], [[0.5]], [[0.3], [0.4], [0.5]], [[0.2, 0.4]]])
+def test_a_curvature_that_the_search_refutes_is_refused(curvature: float, x: list[list[float]]) -> None:
+    """It was called ok before, with a `concavity` that says otherwise."""
+    mu = of.Particles(x)
+    for energy in (
+        of.Potential(well, curvature=curvature),
+        of.Potential(well, curvature=curvature) + of.QuadraticInteraction(torch.eye(mu.d).double()),
+        of.Interaction(lambda x, y: well(x) + well(y), curvature=curvature),
+    ):
+        with pytest.raises(of.InputError, match=r"curvature = .* where the search met it; pass a number"):
+            of.jko_step(mu, energy, 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("stiff", [1e-3, 1.0, 1e4, 1e8])
+@pytest.mark.parametrize("tau", [1e-6, 1e-2, 1.0, 100.0])
+def test_a_true_curvature_is_never_refused(stiff: float, tau: float, dtype: torch.dtype) -> None:
+    """Far from the origin, too, and with large constants, where differences of gradients are noisy."""
+    mu = of.Particles(torch.from_numpy(normal(4, 2) + 50).to(dtype))
+    for U, curvature in (
+        (lambda x: stiff * (x - 50).square().sum(-1) / 2 + 1e5, stiff),
+        (lambda x: (stiff * (x - 48).square() / 2 + torch.cos(3 * x)).sum(-1), stiff - 9.0),
+        (lambda x: stiff * torch.nn.functional.softplus(x - 50).sum(-1), 0.0),
+    ):
+        of.jko_step(mu, of.Potential(U, curvature=curvature), tau, max_iter=8, on_failure="return")

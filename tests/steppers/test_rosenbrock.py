@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import otflow as of
+from otflow.steppers.rosenbrock import _jacobian
 
 
 def problem(batch: tuple[int, ...] = ()) -> tuple[of.Gaussian, of.VelocityField]:
@@ -133,3 +134,31 @@ def test_layers_of_a_batch_are_those_of_each_member() -> None:
         field = of.Perceptron(of.Layers(W[:, i]), eye, activation=None)
         alone = of.flow(mu[i], field, of.Rosenbrock(1e-7), t1=2.5, save_at=[0.0]).final
         assert float((together[i].mean - alone.mean).abs().max()) < 1e-8
+
+
+class Swing(of.VelocityField):
+    """-cos(t) x, which takes one clock only."""
+
+    def velocity(self, t: torch.Tensor, mu: of.Measure) -> of.Tangent:
+        return of.Tangent([-mu.coords[0] * torch.cos(t)])
+
+
+@pytest.mark.parametrize("x", [[[1.0]], [[1.0, 2.0]], [[1.0, 2.0], [0.5, -1.0]], [[1.0], [2.0], [3.0]]])
+def test_a_field_that_takes_one_clock_moves_one_measure(x: list[list[float]]) -> None:
+    """Also for the Jacobian: clocks of its copies broadcast in silence where an axis is as long."""
+    final = of.flow(of.Particles(x), Swing(), of.Rosenbrock(1e-9, 1e-11), t1=1.0, save_at=[0.0]).final
+    torch.testing.assert_close(final.x, torch.tensor(x).double() * np.exp(-np.sin(1.0)), rtol=1e-6, atol=0)
+
+
+def test_the_jacobian_is_that_of_each_member_at_its_own_clock() -> None:
+    class Heavy(Swing):
+        def velocity(self, t: torch.Tensor, mu: of.Measure) -> of.Tangent:
+            x = mu.coords[0]
+            return of.Tangent([-torch.cos(t)[..., None, None] * x - x**3])
+
+    x, t = torch.tensor([[[1.0, 2.0]], [[0.5, -1.0]]]).double(), torch.tensor([0.3, 0.8]).double()
+    J, slope = _jacobian(Heavy(), t, of.Particles(x))
+    expected = torch.diag_embed(-torch.cos(t)[:, None] - 3 * x[:, 0] ** 2)
+    torch.testing.assert_close(J, expected, rtol=1e-14, atol=0)
+    torch.testing.assert_close(slope, torch.sin(t)[:, None] * x[:, 0], rtol=1e-14, atol=0)
+    torch.testing.assert_close(_jacobian(Heavy(), t[1], of.Particles(x[1]))[0], J[1], rtol=0, atol=0)

@@ -36,12 +36,13 @@ class Move:
     """The answer of an inner solver.
 
     ``cost`` is d(nu, mu)^2; ``residual`` the optimality residual, relative to the gradient that drives the
-    step; ``gap`` the relative duality gap, where there is a dual; ``energy_gap`` is the energy of nu plus
-    d^2/(2 tau) less the energy of mu, not positive; ``concavity`` is the largest -tau lambda met among
-    curvatures lambda of the energy, a sample along the search that proves nothing; ``blur`` is the
-    variance by which transport was blurred, 0 as a rule, where blur is possible; ``failed`` holds status
-    codes, 0 where the tolerance was reached; ``local`` says for which of these it is not proved that no other
-    measure is better, and is None where none can be; ``state`` is a warm start for the next step.
+    step, and 0 at a kink between slopes of either sign; ``gap`` the relative duality gap, where there is a
+    dual; ``energy_gap`` is the energy of nu plus d^2/(2 tau) less the energy of mu, not positive;
+    ``concavity`` is the largest -tau lambda met among curvatures lambda of the energy, a sample along the
+    search that proves nothing; ``blur`` is the variance by which transport was blurred, 0 as a rule, where
+    blur is possible; ``failed`` holds status codes, 0 where the tolerance was reached; ``local`` says for
+    which of these it is not proved that no other measure is better, and is None where none can be; ``state``
+    is a warm start for the next step.
     """
 
     mu: Measure

@@ -16,11 +16,13 @@ from otflow.measures import Measure, Particles
 from otflow.metrics import Metric
 from otflow.steppers.jko.base import Move, MovementProblem, minimise
 from otflow.steppers.jko.branch_and_bound import searched
-from otflow.steppers.jko.proof import UNPROVED, Separate, proved
+from otflow.steppers.jko.kinks import bracketed
+from otflow.steppers.jko.proof import UNPROVED, Separate, proved, refuse_refuted
 from otflow.steppers.jko.starts import joined, lowest, scattered, taken
 from otflow.steppers.jko.truncated_newton import Minimum, newton
 
 ITERATIONS = 100  # Newton steps unless the user says; chosen
+FIRST = 20  # of these before kinks are looked for, where that can be; chosen
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,14 @@ class Displaced:
         own = (curvature - 1 / self.problem.tau).abs()
         return 32 * torch.finfo(self.far.dtype).eps * self.far * own
 
+    def doubt(self, noise: Tensor, size: Tensor) -> Tensor:
+        """The error of a curvature by a difference of gradients, given the noise and the size of these.
+
+        What is averaged over the difference is not an error: a bound on curvature holds for averages as well.
+        """
+        own = max(float(self.problem.energy.precision), torch.finfo(size.dtype).eps)
+        return 10 * (noise + 32 * own * size) / self.reach
+
 
 @minimise.register(Particles)
 def displace(mu: Measure, problem: MovementProblem, start: Any = None) -> Move:
@@ -106,6 +116,7 @@ def displace(mu: Measure, problem: MovementProblem, start: Any = None) -> Move:
     size = J.inner(J.drive, J.drive).sqrt()
     tol = problem.tol or (1e-10 if mu.dtype == torch.float64 else 1e-4)
     found = _search(J, _start(J, rest, start), size, tol)
+    refuse_refuted(mu, problem, found.least - 1 / problem.tau, J.doubt(found.noise, size))
     found, local = _judged(J, found, size, tol)
     u = found.u
     # At rest there is no gradient to compare with: what is below rounding counts as solved.
@@ -126,18 +137,31 @@ def displace(mu: Measure, problem: MovementProblem, start: Any = None) -> Move:
 
 def _search(J: Displaced, start: Tangent, size: Tensor, tol: float) -> Minimum:
     """The best minimum that searches from ``start`` and from as many other places as asked for find."""
-    count, limit = J.problem.starts, J.problem.max_iter or ITERATIONS
+    count = J.problem.starts
     if count == 1:
-        return newton(J, start, size, tol=tol, max_iter=limit)
+        return _minimum(J, start, size, tol)
     many = Displaced(J.mu.expand(count, *J.mu.batch), J.problem)
     places = scattered(start, count, J.extent, lambda u: many.inner(u, u).sqrt())
-    every = newton(many, places, size.expand(count, *J.mu.batch), tol=tol, max_iter=limit)
+    every = _minimum(many, places, size.expand(count, *J.mu.batch), tol)
     best = lowest(every, many.value(every.u))
     each = Separate.of(J.mu, J.problem)
     if each is None or each.mu.n == 1:
         return best
     heights = each.heights(each.mu.x + every.u[0])
     return _better(J, best, Tangent([taken(every.u[0], heights.argmin(0))]), size, tol)
+
+
+def _minimum(J: Displaced, start: Tangent, size: Tensor, tol: float) -> Minimum:
+    """What Newton's method finds; on the line particles that go by themselves may be at kinks instead."""
+    limit = J.problem.max_iter or ITERATIONS
+    each = Separate.of(J.mu, J.problem) if J.mu.coords[0].shape[-1] == 1 else None
+    if each is None:
+        return newton(J, start, size, tol=tol, max_iter=limit)
+    found = bracketed(each, newton(J, start, size, tol=tol, max_iter=min(limit, FIRST)))
+    if limit <= FIRST or not bool((found.failed == code("max_iter")).any()):
+        return found
+    more = bracketed(each, newton(J, found.u, size, tol=tol, max_iter=limit - FIRST))
+    return lowest(joined(found, more), torch.stack([J.value(found.u), J.value(more.u)]))
 
 
 def _judged(J: Displaced, found: Minimum, size: Tensor, tol: float) -> tuple[Minimum, Tensor]:
@@ -159,7 +183,7 @@ def _judged(J: Displaced, found: Minimum, size: Tensor, tol: float) -> tuple[Min
 
 def _better(J: Displaced, found: Minimum, start: Tangent, size: Tensor, tol: float) -> Minimum:
     """What was found, or what another search finds if that is better."""
-    other = newton(J, start, size, tol=tol, max_iter=J.problem.max_iter or ITERATIONS)
+    other = _minimum(J, start, size, tol)
     both = joined(found, other)
     return lowest(both, torch.stack([J.value(found.u), J.value(other.u)]))
 

@@ -28,6 +28,8 @@ from otflow.steppers.jko.base import MovementProblem
 MARGIN = 1e-6
 # Chosen: above the rounding of terms that cancel, also in single precision.
 GUARD = 1e-6
+# Chosen: what a number that is given to few digits may be off, relative to the curvatures of the step.
+DIGITS = 1e-3
 UNPROVED = (
     "the JKO step found a minimiser that is not proved to be the best one: give what is known, as in "
     "Potential(U, curvature=..., infimum=...) or Interaction(W, curvature=...), or take a smaller dt"
@@ -39,6 +41,23 @@ def proved(mu: Measure, problem: MovementProblem, end: Measure) -> Tensor:
     whole = convex(mu, problem) & optimal(mu, end)
     each = None if bool(whole.all()) else Separate.of(mu, problem)
     return whole if each is None or not each.bounded else whole | each.alone(end.coords[0]).all(-1)
+
+
+def refuse_refuted(mu: Measure, problem: MovementProblem, met: Tensor, noise: Tensor) -> None:
+    """Refuse a ``curvature`` of the user above what a search met, (*batch,), by more than noise."""
+    given = [c for term, _ in problem.energy.pairs() if (c := getattr(term, "curvature", None)) is not None]
+    if not given or not (isinstance(problem.metric, Wasserstein) and flat(mu)):
+        return
+    low = torch.as_tensor(problem.energy.curvature_bounds(mu)[0], dtype=met.dtype, device=met.device)
+    low = low.expand(met.shape)
+    size = low.abs() + met.abs() + 1 / problem.tau  # less is rounding, and does not matter to the step
+    wrong = torch.isfinite(low) & (met < low - noise - DIGITS * size)
+    if bool(wrong.any()):
+        rule = f"D^2 F would be at least {float(low[wrong].max()):.6g}, and is {float(met[wrong].min()):.6g}"
+        remedy = "pass a number that no eigenvalue of D^2 is below anywhere, or leave it out"
+        checks.fail(
+            "curvature", given[0] if len(given) == 1 else given, f"{rule} where the search met it", remedy
+        )
 
 
 def convex(mu: Measure, problem: MovementProblem) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks, status
+from otflow.base.derivatives import ByFormula
 from otflow.base.errors import ONCE, ConvergenceError, DerivativeError
 from otflow.base.linalg import conjugate_gradient, lyapunov, procrustes, ratio, widen
 from otflow.base.spaces import norm, power_of_two
@@ -193,7 +194,7 @@ def _resolvent(
     return v.reshape(x.shape), used, done
 
 
-class _Attached(torch.autograd.Function):
+class _Attached(ByFormula):
     """X itself, with its derivative in roots and weights by the implicit function theorem."""
 
     @staticmethod

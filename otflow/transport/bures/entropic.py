@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
-from otflow.base.derivatives import keep
+from otflow.base.derivatives import ByFormula, keep
 from otflow.base.linalg import contraction, displacement, known, ratio, symmetric
 from otflow.base.spaces import power_of_two
 from otflow.measures import Gaussian
@@ -161,7 +161,7 @@ def _w2_squared(p: _Problem) -> Tensor:
     return p.shift.square().sum(-1) + distance(p.a, p.b).square()
 
 
-class _Phi(torch.autograd.Function):
+class _Phi(ByFormula):
     """(A, B) -> Phi(A^T B), with gradients 2 B M^T and 2 A M, themselves differentiable."""
 
     @staticmethod

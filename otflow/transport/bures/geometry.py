@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks, status
-from otflow.base.derivatives import keep
+from otflow.base.derivatives import ByFormula, keep
 from otflow.base.errors import ONCE, ConvergenceError, DerivativeError
 from otflow.base.linalg import known, procrustes, ratio
 from otflow.base.matrices import of_covariance
@@ -90,7 +90,7 @@ def _broadcast(a: torch.Size, b: torch.Size, name: str) -> torch.Size:
     return checks.common(a, b, f"batch of {name}", b, rule, "make the batches broadcast")
 
 
-class _Bures(torch.autograd.Function):
+class _Bures(ByFormula):
     """The distance between covariances, (n, d, d) -> (n,), with the derivative of its closed form."""
 
     @staticmethod

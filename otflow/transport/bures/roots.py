@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otflow.base.derivatives import keep
+from otflow.base.derivatives import ByFormula, keep
 from otflow.base.errors import ONCE, DerivativeError
 from otflow.base.linalg import displacement, known, ratio, widen
 from otflow.base.spaces import power_of_two
@@ -23,7 +23,7 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
     return (d * unit[:, 0, 0]).reshape(batch)
 
 
-class _Distance(torch.autograd.Function):
+class _Distance(ByFormula):
     """(n, d, r1), (n, d, r2) -> (n,). At the minimum U moves without changing the distance."""
 
     @staticmethod

@@ -15,7 +15,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from otflow.base import kernels
-from otflow.base.derivatives import keep, learns
+from otflow.base.derivatives import ByFormula, keep, learns
 from otflow.base.errors import ONCE, ConvergenceError, DerivativeError
 from otflow.transport.entropic.log_kernel import Bilinear, LogKernel
 from otflow.transport.entropic.scaling import AbsorbedKernel, Streamed
@@ -32,7 +32,7 @@ class DualPieces(NamedTuple):
 Make = Callable[[Tensor, Tensor], DualPieces]
 
 
-class _Potential(torch.autograd.Function):
+class _Potential(ByFormula):
     """G as a function of (q, k, log a, log b), for the scores <q, k>."""
 
     @staticmethod
@@ -90,7 +90,7 @@ def potential(q: Tensor, k: Tensor, loga: Tensor, logb: Tensor, G: Tensor) -> Te
     return _Potential.apply(q, k, loga, logb, G)  # type: ignore[no-untyped-call]
 
 
-class _Dual(torch.autograd.Function):
+class _Dual(ByFormula):
     """D as a function of points and weights, with G at its solution for the pieces of ``make``."""
 
     @staticmethod

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
+from otflow.base.derivatives import ByFormula
 from otflow.base.errors import DerivativeError
 from otflow.base.spaces import Euclidean, Space, Sphere, Torus
 from otflow.transport.comparable import Pair, kinked
@@ -88,7 +89,7 @@ def _(space: Sphere, x: Tensor, y: Tensor, unit: Tensor) -> Tensor:
     return torch.where(near, series, (space.distance(far, y) / unit) ** 2)
 
 
-class _Frozen(torch.autograd.Function):
+class _Frozen(ByFormula):
     """Potentials as a function of the points, whose derivative first derivatives of the value do not need.
 
     For these it comes multiplied by zero. Mixed second derivatives would need it, and are refused.
