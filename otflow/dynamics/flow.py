@@ -29,6 +29,9 @@ from otflow.measures import Measure
 from otflow.measures.base import copied
 from otflow.steppers import Stepper
 
+# Chosen: by which part of the run one clock is put ahead, and how much the members of a batch may differ from
+# themselves because an inner solver stopped at its tolerance.
+AHEAD, MEMBERS = 0.01, 1e-6
 ORDER = "flow takes a measure such as Particles(x), a field and a stepper, in this order"
 
 
@@ -83,6 +86,8 @@ def flow(
     """
     times = _check(mu0, field, stepper, t0, t1, dt, noise, on_failure)
     mu0 = extended(copied(mu0), field, times.t0)
+    if stepper.adaptive:
+        _check_clocks(field, mu0, times)
     ends = schedule(times.t0, times.t1, times.dt, save_at, field.switches, adaptive=stepper.adaptive)
     limits = _limits(stop, max_steps, max_seconds)
     with torch.set_grad_enabled(_wants_grad(mu0, field, noise, times)):
@@ -138,6 +143,35 @@ def _check(
         checks.fail("stepper", repr(stepper), rule, "use Euler() with dt=..., which is Euler-Maruyama")
     checks.raises(on_failure)
     return FlowTimes(t0, t1, dt)
+
+
+@torch.no_grad()
+def _check_clocks(field: VelocityField, mu0: Measure, times: FlowTimes) -> None:
+    """Refuse a velocity that takes the clocks of members for something else of that length.
+
+    Clocks of shape (2,) broadcast silently against the two coordinates of a plane. One that is ahead must not
+    change the velocities of the other members.
+    """
+    if mu0.batch.numel() < 2 or not any(_broadcasts(mu0.batch, c.shape) for c in mu0.coords):
+        return
+    clocks = torch.full(mu0.batch, times.t0, dtype=torch.float64, device=mu0.device)
+    ahead = clocks.clone()
+    ahead.view(-1)[0] += AHEAD * (times.t1 - times.t0)
+    pairs = list(zip(*(field.evaluate(t, mu0)[0] for t in (clocks, ahead)), strict=True))
+    apart, size = (
+        max(float(a.reshape(mu0.batch.numel(), -1)[1:].abs().max()) for a in parts)
+        for parts in ([a - b for a, b in pairs], [a for a, _ in pairs])
+    )
+    if apart > MEMBERS * size:
+        rule = f"clocks of the {tuple(mu0.batch)} members reach velocities of others"
+        checks.fail(
+            "field", repr(field), rule, "let t broadcast from the left, torch.cos(t)[..., None, None] * x"
+        )
+
+
+def _broadcasts(clocks: torch.Size, shape: torch.Size) -> bool:
+    """Whether clocks broadcast from the right, as torch does it, without a change of shape."""
+    return all(a in (1, b) for a, b in zip(reversed(clocks), reversed(shape), strict=False))
 
 
 def _origin(

@@ -578,6 +578,27 @@ def test_a_stopping_rule_cannot_turn_the_clock() -> None:
     assert of.flow(POINT, DRIFT, of.Euler(), t1=1.0, dt=0.5, stop=stop).final.x.item() == 2.0
 
 
+class Clocked(of.VelocityField):
+    """-x cos t, with the time as torch broadcasts it by itself, or as it should."""
+
+    def __init__(self, axes: int) -> None:
+        self.axes = axes
+
+    def velocity(self, t: Tensor, mu: of.Measure) -> of.Tangent:
+        return mu.coords.map(lambda x: -x * torch.cos(t)[(..., *[None] * self.axes)])
+
+
+def test_clocks_that_are_taken_for_coordinates_are_refused() -> None:
+    """Two members in the plane: nothing else tells their clocks (2,) from two coordinates."""
+    mu = of.Particles(np.stack([normal(3, 2), 10 * normal(3, 2)]))
+    with pytest.raises(of.InputError, match="broadcast from the left"):
+        of.flow(mu, Clocked(0), of.Dopri5(), t1=1.0)
+    right = of.flow(mu, Clocked(2), of.Dopri5(rtol=1e-10, atol=1e-12), t1=1.0).final.x
+    torch.testing.assert_close(right, mu.x * math.exp(-math.sin(1.0)), rtol=1e-8, atol=0.0)
+    alone = of.flow(mu[0], Clocked(0), of.Dopri5(rtol=1e-10, atol=1e-12), t1=1.0).final.x
+    torch.testing.assert_close(alone, right[0], rtol=1e-8, atol=0.0)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("mu0", "dims"),
