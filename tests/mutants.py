@@ -137,8 +137,8 @@ MUTANTS = (
     Mutant(
         "the energy gap with the whole dissipation",
         "steppers/explicit.py",
-        '"energy_gap": new + power / 2 - old',
-        '"energy_gap": new + power - old',
+        '"energy_gap": after.energy + power / 2 - before.energy',
+        '"energy_gap": after.energy + power - before.energy',
         "dynamics/test_divergence.py",
     ),
     Mutant(

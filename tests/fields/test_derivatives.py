@@ -324,3 +324,17 @@ def test_gradients_of_tangents_through_sinkhorn_are_refused_not_wrong() -> None:
         field.jvp(0.0, mu, u)
     with torch.no_grad():
         assert field.jvp(0.0, mu, u)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["exact", "entropic", "divergence"])
+def test_transport_refuses_torch_func_in_words(name: str) -> None:
+    nu = of.Particles([[0.0, 1.0], [2.0, 0.0], [1.0, 1.0]])
+    f = {
+        "exact": lambda x: of.wasserstein(of.Particles(x), nu),
+        "entropic": lambda x: of.sinkhorn(of.Particles(x), nu, 1.0).cost,
+        "divergence": lambda x: of.sinkhorn_divergence(of.Particles(x), nu, 1.0),
+    }[name]
+    x = torch.ones(3, 2, dtype=torch.float64)
+    for derive in (lambda: torch.func.jvp(f, (x,), (x,)), lambda: torch.func.grad(f)(x)):
+        with pytest.raises(of.errors.DerivativeError, match=r"torch\.func.*use torch\.autograd\.grad"):
+            derive()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks, status
+from otflow.base.derivatives import refuse_func
 from otflow.base.errors import ConvergenceError, DerivativeError
 from otflow.base.spaces import Euclidean
 from otflow.base.tables import table
@@ -347,6 +348,7 @@ def sinkhorn(
     >>> round(found.cost.item(), 4)
     2.0
     """
+    refuse_func()
     options, loud = as_options(eps), checks.raises(on_failure)
     if isinstance(mu, Gaussian):
         return sinkhorn_gaussians(mu, _other_gaussian(nu, cost), options.eps)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.derivatives import refuse_func
 from otflow.base.errors import ConvergenceError
 from otflow.base.kernels import row_tiles
 from otflow.base.spaces import Euclidean, Space
@@ -320,6 +321,7 @@ def _answers(
     guesses: list[network_simplex.Guess | None],
 ) -> list[network_simplex.Answer]:
     """One member after the other; distances of many small ones at once."""
+    refuse_func()
     weights = list(zip(a.cpu().numpy(), b.cpu().numpy(), guesses, strict=True))
     if _is_large(a.shape[-1], b.shape[-1]):
         clouds = zip(x, y, weights, strict=True)
