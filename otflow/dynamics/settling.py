@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from otflow.dynamics.creeping import Creep, Windows
+from otflow.dynamics.creeping import FASTER, SLOWER, Creep, Windows
 from otflow.dynamics.stretched_time import Modes, Motion, Stretched, shaken
 from otflow.measures import Gaussian, Measure
 
@@ -122,7 +122,7 @@ class Watch:
         """Whether all that is claimed to stay does so ever slower, or moves by rounding only."""
         limit = creep.limit()
         self.windows.add(s, torch.cat([creep.speeds, limit.speeds], -1), rest)
-        falling = self.windows.falling
+        falling = self.windows.falling(SLOWER if self.explicit or self.rank is None else FASTER)
         if self.rank is None and bool(falling.all(-1)[rest].all()):
             self.moves = rest
             return torch.ones_like(rest)
