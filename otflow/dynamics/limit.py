@@ -99,6 +99,9 @@ def limit(
     Covariances often converge only like 1/t. So time is stretched, t = c (exp(s) - 1), and the flow followed
     until a unit of s changes the covariance by less than ``tol`` times itself, and ever less. Eigenvalues
     that still fall like a power of t then have the limit zero: a gap that no threshold on their size shows.
+    The limit has to be at rest itself: a law that has settled is followed on until the limit that would be
+    reported moves by no more than a change of its last digits explains. A mode slower than that cannot be
+    told from one that rests; any other is followed until it has vanished or grown, or has no verdict.
     The whole law is followed. A mean that grows, as under softmax with V = I, makes it diverge; the
     covariance does not feel the mean, so centre the law to ask for the covariance alone. A law in single
     precision is followed in double, except by a field with functions that insist on single: there only
