@@ -97,20 +97,29 @@ def _rounded(root: Tensor) -> Tensor:
 
 
 class Windows:
-    """Peaks of speeds over windows of log t that follow each other, to see whether they fall."""
+    """Peaks of speeds over windows of log t that follow each other, to see whether they fall.
 
-    def __init__(self, length: float, like: Tensor) -> None:
-        self.length, self.start = length, torch.full_like(like, math.inf)
+    At its beginning a window says nothing yet, so what rose in the one before is said to rise until it ends.
+    """
+
+    def __init__(self, length: float, ratio: float, like: Tensor) -> None:
+        self.length, self.ratio, self.start = length, ratio, torch.full_like(like, math.inf)
         self.before = self.now = torch.full_like(like, math.inf)[..., None]
+        self.rose = torch.zeros_like(self.now, dtype=torch.bool)
 
     def add(self, s: Tensor, speeds: Tensor, rest: Tensor) -> None:
         """Speeds at the time s; members that do not rest begin anew when they do."""
-        begins = rest & self.start.isinf()
-        turns = (begins | (s - self.start >= self.length))[..., None]
-        before = torch.where(begins[..., None], math.inf, torch.where(turns, self.now, self.before))
+        begins = (rest & self.start.isinf())[..., None]
+        turns = begins | (s - self.start >= self.length)[..., None]
+        self.rose = torch.where(turns, self._rises() & ~begins, self.rose) & rest[..., None]
+        before = torch.where(begins, math.inf, torch.where(turns, self.now, self.before))
         now = torch.where(turns, speeds, torch.maximum(self.now, speeds))
         self.before, self.now = (torch.where(rest[..., None], a, math.inf) for a in (before, now))
         self.start = torch.where(rest, torch.where(turns[..., 0], s, self.start), math.inf)
 
-    def falling(self, ratio: float = SLOWER) -> Tensor:
-        return self.now <= ratio * self.before
+    def _rises(self) -> Tensor:
+        return self.now > self.ratio * self.before
+
+    @property
+    def falling(self) -> Tensor:
+        return ~(self._rises() | self.rose)

@@ -17,7 +17,7 @@ from otflow.base.linalg import ratio, widen
 from otflow.base.tangent import align
 from otflow.dynamics.flow import flow
 from otflow.dynamics.precision import in_double
-from otflow.dynamics.settling import NOTHING, Watch
+from otflow.dynamics.settling import LARGE, NOTHING, Watch
 from otflow.dynamics.stretched_time import Modes, Stretched
 from otflow.fields import VelocityField
 from otflow.fields.base import extended
@@ -35,7 +35,7 @@ SHEER = 1e4
 ROUNDS = 2
 # The longest implicit step in log t; chosen: t grows by no more than a half within it.
 STRIDE = 0.4
-# How far laws at rest are followed by implicit steps to see whether they stay there; chosen: two decades.
+# How far laws with small survivors are followed by implicit steps to see if these stay; chosen: two decades.
 # Farther on rounding, which grows like t, is soon all that they show.
 AHEAD = 2 * math.log(10)
 # Chosen: a root turns if holding it still leaves less than a tenth of its velocity, or less than half where
@@ -140,7 +140,10 @@ def limit(
         field, mu0 = in_double(field, mu0)
         path = Stretched.of(field, mu0)
         first = _run(path, mu0, mu0, Dopri5(options.rtol, _atol(mu0)), options)
-        result = _rounded(_confirmed(first, _again(first, mu0, options), mu0, _patiently(options)), dtype)
+        found = _again(first, mu0, options)
+        result = _rounded(
+            _confirmed(first, found, mu0, _patiently(options), torch.ones_like(first.open)), dtype
+        )
     missing = int((torch.as_tensor(result.status == "budget")).sum())
     if missing and on_failure == "raise":
         raise ConvergenceError(
@@ -196,6 +199,13 @@ class _Run(NamedTuple):
     def open(self) -> Tensor:
         """Members without a verdict."""
         return ~(self.watch.held | self.watch.grown | (self.codes == status.code("blow_up")))
+
+    @property
+    def small(self) -> Tensor:
+        """Members in which an eigenvalue stays that could fall while the law is at rest to its tolerance."""
+        modes = Modes.of(self.path, self.s, self.mu)
+        values = modes.sigma.square()
+        return (_staying(self, modes) & (values <= LARGE * values[..., :1])).any(-1)
 
     def verdict(self) -> Limit:
         v = self.path.evaluate(self.s, self.mu)[0]
@@ -258,7 +268,7 @@ def _again(first: _Run, mu0: Gaussian, options: _Options, rounds: int = ROUNDS) 
 
     def on(path: Stretched, mu: Gaussian, mu0: Gaussian, rank: Tensor | None) -> Limit:
         run = _run(path, mu, mu0, stepper, options, rank=rank)
-        return _confirmed(run, _again(run, mu0, options, rounds - 1), mu0, ahead)
+        return _confirmed(run, _again(run, mu0, options, rounds - 1), mu0, ahead, run.small)
 
     def ahead(path: Stretched, mu: Gaussian, mu0: Gaussian, rank: Tensor | None) -> Limit:
         return _run(path, mu, mu0, stepper, short, rank=rank).verdict()
@@ -266,12 +276,12 @@ def _again(first: _Run, mu0: Gaussian, options: _Options, rounds: int = ROUNDS) 
     return _filled(which, _some(which, on, path, first.mu, mu0, first.watch.rank), result)
 
 
-def _confirmed(run: _Run, result: Limit, mu0: Gaussian, on: Follow) -> Limit:
+def _confirmed(run: _Run, result: Limit, mu0: Gaussian, on: Follow, among: Tensor) -> Limit:
     """The verdicts, after following laws at rest to see whether what they are said to tend to moves.
 
     What was found first is kept, to the last digit, unless the verdict changes.
     """
-    which = run.watch.settled & run.watch.moves & (run.watch.rank is None)
+    which = run.watch.settled & run.watch.moves & (run.watch.rank is None) & among
     if not bool(which.any()):
         return result
     later = _some(which, on, run.path.after(run.s, run.path.still), run.mu, mu0, result.rank)

@@ -54,7 +54,7 @@ class Watch:
         self.rate = torch.full_like(self.size0, math.nan)
         self.settled = self.grown = self.stuck = torch.zeros_like(self.size0, dtype=torch.bool)
         self.held = self.moves = self.settled
-        self.windows = Windows(HOLD, self.size0)
+        self.windows = Windows(HOLD, SLOWER if explicit or rank is None else FASTER, self.size0)
 
     def __call__(self, s: Tensor, mu: Measure) -> Tensor:
         m = self._motion(s, cast(Gaussian, mu))
@@ -122,7 +122,7 @@ class Watch:
         """Whether all that is claimed to stay does so ever slower, or moves by rounding only."""
         limit = creep.limit()
         self.windows.add(s, torch.cat([creep.speeds, limit.speeds], -1), rest)
-        falling = self.windows.falling(SLOWER if self.explicit or self.rank is None else FASTER)
+        falling = self.windows.falling
         if self.rank is None and bool(falling.all(-1)[rest].all()):
             self.moves = rest
             return torch.ones_like(rest)

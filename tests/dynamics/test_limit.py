@@ -262,7 +262,7 @@ def test_a_mode_slower_than_the_transients_that_hide_it_is_no_limit(a: float, V:
 @pytest.mark.parametrize("decades", [20, 40, 300])
 @pytest.mark.parametrize("root", [ALONG, ACROSS, 1e-15 * ACROSS], ids=["along", "across", "small"])
 def test_what_lies_beyond_the_time_followed_has_no_verdict(decades: int, root: Array) -> None:
-    assert no_unkind_word(slow_decay(1e-300, root, decades=decades), 0)
+    assert no_unkind_word(slow_decay(1e-250, root, decades=decades), 0)  # the velocity is no zero
     rest = slow_decay(0.0, root, decades=decades)
     assert (rest.status, int(rest.rank)) == ("ok", 1)
 
