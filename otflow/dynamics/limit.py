@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, cast
 
@@ -16,8 +17,8 @@ from otflow.base.linalg import ratio, widen
 from otflow.base.tangent import align
 from otflow.dynamics.flow import flow
 from otflow.dynamics.precision import in_double
-from otflow.dynamics.settling import FALLS, NOTHING, STAYS, Watch
-from otflow.dynamics.stretched_time import Modes, Stretched, shaken
+from otflow.dynamics.settling import LARGE, NOTHING, Watch
+from otflow.dynamics.stretched_time import Modes, Stretched
 from otflow.fields import VelocityField
 from otflow.fields.base import extended
 from otflow.measures import Gaussian, where
@@ -27,9 +28,6 @@ from otflow.steppers.adaptive import Adaptive
 
 __all__ = ["Limit", "limit"]
 
-# Fraction of the largest eigenvalue; chosen: one above it cannot fall while the law is at rest, because
-# that would change the covariance by more than the default tolerance.
-LARGE = 1e-4
 # |dR/dt| t / |R| beyond which growth is taken for a blow-up at a finite time; chosen: a power of
 # t stays far below.
 SHEER = 1e4
@@ -37,6 +35,9 @@ SHEER = 1e4
 ROUNDS = 2
 # The longest implicit step in log t; chosen: t grows by no more than a half within it.
 STRIDE = 0.4
+# How far laws with small survivors are followed by implicit steps to see if these stay; chosen: two decades.
+# Farther on rounding, which grows like t, is soon all that they show.
+AHEAD = 2 * math.log(10)
 # Chosen: a root turns if holding it still leaves less than a tenth of its velocity, or less than half where
 # the velocity exceeds three times the root per unit of log t.
 TURNING, FAST = 0.1, 3.0
@@ -72,7 +73,7 @@ class Limit:
         batch = self.rank.shape
         return Limit(
             measure=self.measure[index],
-            status=_plain(np.array(self.status)[index.cpu() if isinstance(index, Tensor) else index]),
+            status=_plain(np.array(self.status)[index.cpu().numpy() if isinstance(index, Tensor) else index]),
             **{name: pick(getattr(self, name), batch, index) for name in TENSORS},
         )
 
@@ -98,6 +99,9 @@ def limit(
     Covariances often converge only like 1/t. So time is stretched, t = c (exp(s) - 1), and the flow followed
     until a unit of s changes the covariance by less than ``tol`` times itself, and ever less. Eigenvalues
     that still fall like a power of t then have the limit zero: a gap that no threshold on their size shows.
+    The limit has to be at rest itself: a law that has settled is followed on until the limit that would be
+    reported moves by no more than a change of its last digits explains. A mode slower than that cannot be
+    told from one that rests; any other is followed until it has vanished or grown, or has no verdict.
     The whole law is followed. A mean that grows, as under softmax with V = I, makes it diverge; the
     covariance does not feel the mean, so centre the law to ask for the covariance alone. A law in single
     precision is followed in double, except by a field with functions that insist on single: there only
@@ -136,7 +140,10 @@ def limit(
         field, mu0 = in_double(field, mu0)
         path = Stretched.of(field, mu0)
         first = _run(path, mu0, mu0, Dopri5(options.rtol, _atol(mu0)), options)
-        result = _rounded(_again(first, mu0, options), dtype)
+        found = _again(first, mu0, options)
+        result = _rounded(
+            _confirmed(first, found, mu0, _patiently(options), torch.ones_like(first.open)), dtype
+        )
     missing = int((torch.as_tensor(result.status == "budget")).sum())
     if missing and on_failure == "raise":
         raise ConvergenceError(
@@ -176,6 +183,9 @@ class _Options(NamedTuple):
     max_steps: int
 
 
+Follow = Callable[[Stretched, Gaussian, Gaussian, Tensor | None], "Limit"]
+
+
 class _Run(NamedTuple):
     """A path as far as it was followed."""
 
@@ -188,13 +198,20 @@ class _Run(NamedTuple):
     @property
     def open(self) -> Tensor:
         """Members without a verdict."""
-        return ~(self.watch.settled | self.watch.grown | (self.codes == status.code("blow_up")))
+        return ~(self.watch.held | self.watch.grown | (self.codes == status.code("blow_up")))
+
+    @property
+    def small(self) -> Tensor:
+        """Members in which an eigenvalue stays that could fall while the law is at rest to its tolerance."""
+        modes = Modes.of(self.path, self.s, self.mu)
+        values = modes.sigma.square()
+        return (_staying(self, modes) & (values <= LARGE * values[..., :1])).any(-1)
 
     def verdict(self) -> Limit:
         v = self.path.evaluate(self.s, self.mu)[0]
         t = self.path.time(self.s)
         diverged = self.watch.grown | (self.codes == status.code("blow_up"))
-        settled = self.watch.settled & ~diverged
+        settled = self.watch.held & ~diverged
         modes = Modes.of(self.path, self.s, self.mu)
         stays = _staying(self, modes)
         growth = ratio(torch.linalg.matrix_norm(v[1]), torch.linalg.matrix_norm(self.mu.root)).double()
@@ -212,8 +229,16 @@ class _Run(NamedTuple):
         )
 
 
-def _run(path: Stretched, mu: Gaussian, mu0: Gaussian, stepper: Adaptive, options: _Options) -> _Run:
-    watch = Watch(path, mu0, options.tol, explicit=isinstance(stepper, Dopri5))
+def _run(
+    path: Stretched,
+    mu: Gaussian,
+    mu0: Gaussian,
+    stepper: Adaptive,
+    options: _Options,
+    *,
+    rank: Tensor | None = None,
+) -> _Run:
+    watch = Watch(path, mu0, options.tol, explicit=isinstance(stepper, Dopri5), rank=rank)
     traj = flow(
         mu,
         path,
@@ -237,14 +262,55 @@ def _again(first: _Run, mu0: Gaussian, options: _Options, rounds: int = ROUNDS) 
     which, result = first.open, first.verdict()
     if not rounds or not bool(which.any()):
         return result
-    field, path = first.path.field.pick(which), first.path.after(first.s, _turning(first))
+    path = first.path.after(first.s, _turning(first))
     stepper = Rosenbrock(options.rtol**0.5, _atol(mu0), longest=STRIDE)
+    short = options._replace(length=min(options.length, AHEAD))
+
+    def on(path: Stretched, mu: Gaussian, mu0: Gaussian, rank: Tensor | None) -> Limit:
+        run = _run(path, mu, mu0, stepper, options, rank=rank)
+        return _confirmed(run, _again(run, mu0, options, rounds - 1), mu0, ahead, run.small)
+
+    def ahead(path: Stretched, mu: Gaussian, mu0: Gaussian, rank: Tensor | None) -> Limit:
+        return _run(path, mu, mu0, stepper, short, rank=rank).verdict()
+
+    return _filled(which, _some(which, on, path, first.mu, mu0, first.watch.rank), result)
+
+
+def _confirmed(run: _Run, result: Limit, mu0: Gaussian, on: Follow, among: Tensor) -> Limit:
+    """The verdicts, after following laws at rest to see whether what they are said to tend to moves.
+
+    What was found first is kept, to the last digit, unless the verdict changes.
+    """
+    which = run.watch.settled & run.watch.moves & (run.watch.rank is None) & among
+    if not bool(which.any()):
+        return result
+    later = _some(which, on, run.path.after(run.s, run.path.still), run.mu, mu0, result.rank)
+    now = result.member(which)
+    other = torch.as_tensor(later.status != now.status) | (later.rank != now.rank)
+    if not bool(other.any()):
+        return result
+    return _filled(which.masked_scatter(which, other), later.member(other), result)
+
+
+def _patiently(options: _Options) -> Follow:
+    """Explicit steps until only rounding is left, and whatever they lead to."""
+
+    def on(path: Stretched, mu: Gaussian, mu0: Gaussian, rank: Tensor | None) -> Limit:
+        run = _run(path, mu, mu0, Dopri5(options.rtol, _atol(mu0)), options, rank=rank)
+        return _again(run, mu0, options)
+
+    return on
+
+
+def _some(
+    which: Tensor, on: Follow, path: Stretched, mu: Gaussian, mu0: Gaussian, rank: Tensor | None
+) -> Limit:
+    """What is found for some members."""
+    field = path.field.pick(which)
     if field is None:
-        every = _again(_run(path, first.mu, mu0, stepper, options), mu0, options, rounds - 1)
-        return _filled(which, every.member(which), result)
+        return on(path, mu, mu0, rank).member(which)
     some = Stretched(field, path.scale[which], path.start[which], path.still[which])
-    run = _run(some, first.mu[which], mu0[which], stepper, options)
-    return _filled(which, _again(run, mu0[which], options, rounds - 1), result)
+    return on(some, mu[which], mu0[which], None if rank is None else rank[which])
 
 
 def _turning(run: _Run) -> Tensor:
@@ -256,14 +322,10 @@ def _turning(run: _Run) -> Tensor:
 
 
 def _staying(run: _Run, modes: Modes) -> Tensor:
-    """Which eigenvalues do not vanish; one below the tolerance counts if rounding leaves its slope alone."""
-    other = Modes.of(run.path, run.s, shaken(run.mu))
-    sure = ((other.slopes - modes.slopes).abs() < STAYS) & run.watch.explicit
-    values, watch = modes.sigma.square(), run.watch
-    large, top = values > watch.tol * values[..., :1], values > LARGE * values[..., :1]
-    nothing = values[..., :1] <= NOTHING * watch.size0[..., None]
-    rests = (modes.slopes.abs() < (STAYS + FALLS) / 2) & (large | sure)
-    return (values > 0) & (top | rests) & ~nothing
+    """Which eigenvalues do not vanish."""
+    stays, rests = run.watch.staying(run.s, run.mu, modes)
+    small = modes.sigma[..., :1].square() <= NOTHING * run.watch.size0[..., None]
+    return stays & ~(small & ~rests.any(-1, keepdim=True))
 
 
 def _where(condition: Tensor, mu: Gaussian, nu: Gaussian) -> Gaussian:

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from otflow.dynamics.creeping import FASTER, SLOWER, Creep, Windows
 from otflow.dynamics.stretched_time import Modes, Motion, Stretched, shaken
 from otflow.measures import Gaussian, Measure
 
@@ -16,6 +17,9 @@ from otflow.measures import Gaussian, Measure
 STAYS, FALLS = 0.05, 0.5
 # Fraction of the first covariance; chosen: a law that has shrunk to it, and shrinks, has the limit zero.
 NOTHING = 1e-12
+# Fraction of the largest eigenvalue; chosen: one above it cannot fall while the law is at rest, because
+# that would change the covariance by more than the default tolerance.
+LARGE = 1e-4
 HUGE = 1e12  # growth of the root beyond which a law diverges; chosen
 HOLD = math.log(10)  # how long, in log t, a law must be at rest to have settled; chosen: a decade of time
 # Chosen: a relative speed below the first counts as rest if it is also within the second number times the
@@ -23,15 +27,25 @@ HOLD = math.log(10)  # how long, in log t, a law must be at rest to have settled
 FLOOR, NOISE = 1e-5, 100.0
 PATIENCE = 50  # explicit steps after which progress is judged; chosen
 PACE = 0.01  # a law whose explicit steps are on average shorter than this in log t is stuck; chosen
+# Chosen: the same for a law at rest that is followed only to see whether it stays there.
+CHECK_PACE = 0.04
 STEEP = 10.0  # a law that grows faster than this in log t needs short steps and is not stuck; chosen
 
 
 class Watch:
-    """Decides, step after step, which members are done."""
+    """Decides, step after step, which members are done.
 
-    def __init__(self, path: Stretched, mu0: Gaussian, tol: float, *, explicit: bool) -> None:
+    A law has ``held`` if by now it has been at rest for long enough, and ever slower. It then has settled.
+    Where the rank of the limit has been claimed, it is watched until that limit moves by rounding only, as
+    long as steps are long and time is left; smaller eigenvalues may be errors of the steps by then.
+    """
+
+    def __init__(
+        self, path: Stretched, mu0: Gaussian, tol: float, *, explicit: bool, rank: Tensor | None = None
+    ) -> None:
         # Implicit steps leave the slow paths of stiff laws by more than explicit ones, and return fast.
         self.path, self.tol, self.explicit, self.calls = path, tol if explicit else 10 * tol, explicit, 0
+        self.rank = rank
         self.size0 = torch.linalg.matrix_norm(mu0.cov).double()
         self.reach0 = torch.maximum(self.size0.sqrt(), torch.linalg.vector_norm(mu0.mean, dim=-1).double())
         self.s = self.mark = torch.full_like(self.size0, -math.inf)
@@ -39,12 +53,15 @@ class Watch:
         self.speed = self.level = self.since
         self.rate = torch.full_like(self.size0, math.nan)
         self.settled = self.grown = self.stuck = torch.zeros_like(self.size0, dtype=torch.bool)
+        self.held = self.moves = self.settled
+        self.windows = Windows(HOLD, SLOWER if explicit or rank is None else FASTER, self.size0)
 
     def __call__(self, s: Tensor, mu: Measure) -> Tensor:
         m = self._motion(s, cast(Gaussian, mu))
         new = s > self.s
-        rests = self._rests(s, cast(Gaussian, mu), m, self._rounding(s, cast(Gaussian, mu), m))
-        self.settled = torch.where(new, rests, self.settled)
+        held = self._rests(s, cast(Gaussian, mu), m, self._rounding(s, cast(Gaussian, mu), m))
+        self.held = torch.where(new, held, self.held)
+        self.settled = self.held if self.rank is None else self.held & ~self.moves
         self.grown = torch.maximum(m.size.sqrt(), m.offset) > HUGE * self.reach0
         self.stuck = self._slow(s) & (m.speed < STEEP * m.size) if self.explicit else self.stuck
         fall = (self.level.log() - m.speed.log()) / (s - self.since)  # over the time at rest
@@ -61,11 +78,6 @@ class Watch:
             return torch.zeros_like(m.speed)
         return NOISE * (self._motion(s, shaken(mu)).speed - m.speed).abs()
 
-    def _clear(self, s: Tensor, mu: Gaussian) -> Tensor:
-        """Whether the slope of every eigenvalue tells if it stays or vanishes."""
-        slopes = Modes.of(self.path, s, mu).slopes.abs()
-        return ((slopes < STAYS) | (slopes > FALLS)).all(-1)
-
     def _rests(self, s: Tensor, mu: Gaussian, m: Motion, rounding: Tensor) -> Tensor:
         """Whether the law rests for long enough and ever slower, or has vanished, or moves by rounding."""
         rest = m.speed <= self.tol * m.size
@@ -73,17 +85,56 @@ class Watch:
         self.since = torch.where(rest, torch.minimum(self.since, s), math.inf)
         slower = (m.speed < self.level) | (m.speed <= 0.01 * self.tol * m.size)
         held = rest & (s - self.since >= HOLD) & slower
-        if bool(held.any()):
-            held = held & self._clear(s, mu)
         gone = (m.size <= NOTHING * self.size0) & (m.speed < self.speed)
         noise = (m.speed <= rounding) & (m.speed <= FLOOR * m.size)
         centred = m.drift <= self.tol * torch.maximum(m.offset, self.reach0)
-        return (held | gone | noise | (m.speed == 0)) & centred
+        still = m.speed == 0
+        if not bool((rest | gone | noise | still).any()):
+            return torch.zeros_like(rest)
+        modes = Modes.of(self.path, s, mu)
+        stays, rests = self.staying(s, mu, modes)
+        slopes = modes.slopes.abs()
+        clear = ((slopes < STAYS) | (slopes > FALLS) | ~self._claimed(modes)).all(-1)
+        gone = gone & ~rests.any(-1)
+        creep = Creep.of(self.path, s, mu, modes, stays, torch.maximum(m.offset, self.reach0))
+        steady = self._steady(s, creep, rest | noise | still, gone)
+        return (gone | (((held & clear) | noise | still) & steady)) & centred
+
+    def _claimed(self, modes: Modes) -> Tensor:
+        """Which eigenvalues may stay: the largest ones, if it is known how many."""
+        index = torch.arange(modes.sigma.shape[-1], device=modes.sigma.device)
+        return torch.isfinite(modes.sigma) if self.rank is None else index < self.rank[..., None]
+
+    def staying(self, s: Tensor, mu: Gaussian, modes: Modes) -> tuple[Tensor, Tensor]:
+        """Which eigenvalues do not vanish, if the law is at rest, and which are at rest themselves.
+
+        One below the tolerance counts if rounding leaves its slope alone.
+        """
+        values = modes.sigma.square()
+        large = values > self.tol * values[..., :1]
+        if self.explicit:
+            other = Modes.of(self.path, s, shaken(mu))
+            large = large | ((other.slopes - modes.slopes).abs() < STAYS)
+        rests = (values > 0) & (modes.slopes.abs() < (STAYS + FALLS) / 2) & large & self._claimed(modes)
+        return rests | ((values > LARGE * values[..., :1]) & self._claimed(modes)), rests
+
+    def _steady(self, s: Tensor, creep: Creep, rest: Tensor, gone: Tensor) -> Tensor:
+        """Whether all that is claimed to stay does so ever slower, or moves by rounding only."""
+        limit = creep.limit()
+        self.windows.add(s, torch.cat([creep.speeds, limit.speeds], -1), rest)
+        falling = self.windows.falling
+        if self.rank is None and bool(falling.all(-1)[rest].all()):
+            self.moves = rest
+            return torch.ones_like(rest)
+        seen = limit.seen()
+        self.moves = seen.any(-1) & ~gone
+        return ~(torch.cat([creep.seen(), seen], -1) & ~falling).any(-1)
 
     def _slow(self, s: Tensor) -> Tensor:
         self.calls += 1
         if self.calls % PATIENCE:
             return self.stuck
-        slow: Tensor = s - self.mark < PATIENCE * PACE
+        pace = torch.where(self.held, CHECK_PACE, PACE)
+        slow: Tensor = s - self.mark < PATIENCE * pace
         self.mark = s
         return slow

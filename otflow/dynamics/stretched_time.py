@@ -94,8 +94,14 @@ class Modes(NamedTuple):
         return (self.u * torch.where(which, self.sigma, 0.0)[..., None, :]) @ self.wt
 
 
-def shaken(mu: Gaussian) -> Gaussian:
-    """The same law with a root that is wrong in its last digit, to see what rounding does."""
-    index = torch.arange(mu.root.shape[-2:].numel(), dtype=mu.dtype, device=mu.device)
-    shake = torch.finfo(mu.dtype).eps * torch.cos(index.square()).sign().reshape(mu.root.shape[-2:])
-    return mu.at([mu.mean, mu.root * (1 + shake)])
+def shaken(mu: Gaussian, pattern: int = 0) -> Gaussian:
+    """The same law with mean and root wrong in their last digit, to see what rounding does."""
+    mean, root = mu.mean, mu.root
+    m, r = _shake(mean, mean.shape[-1:], pattern), _shake(root, root.shape[-2:], pattern)
+    return mu.at([mean * (1 + m), root * (1 + r)])
+
+
+def _shake(a: Tensor, shape: torch.Size, pattern: int) -> Tensor:
+    """One rounding up or down for every entry."""
+    index = torch.arange(pattern, pattern + shape.numel(), dtype=a.dtype, device=a.device)
+    return torch.finfo(a.dtype).eps * torch.cos(index.square()).sign().reshape(shape)

@@ -58,22 +58,34 @@ def test_a_thousand_limits_with_identity_values_have_the_exact_rank(d: int) -> N
         assert bool((found.rank == d - k).all())
 
 
-UNSETTLED = pytest.mark.xfail(
-    run=False,  # it takes nine minutes
-    reason="verdicts on 3 of 1,000 laws (189, 751, 803) hang on rounding, and some ranks are found too large",
-)
+def positive_case(d: int, part: int, size: int) -> tuple[Array, of.Gaussian, Array]:
+    """The given part of a thousand laws with V > 0 and A = -Q^T Q of rank d // 2."""
+    Q, mu = random_case(100 + d, 1000, d)
+    some = slice(part * size, (part + 1) * size)
+    return Q[some], mu[some], positive(200 + d, 1000, d)[some]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("d", [3, 4, pytest.param(5, marks=UNSETTLED)])
-def test_a_thousand_limits_with_positive_values_exist_and_have_at_most_the_rank_of_the_theorem(
-    d: int,
-) -> None:
-    Q, mu = random_case(100 + d, 1000, d)
-    found = of.limit(mu, of.SoftmaxAttention(Q, -Q, positive(200 + d, 1000, d)), on_failure="return")
+@pytest.mark.parametrize("d", [3, 4, 5])
+@pytest.mark.parametrize("part", range(4))
+def test_limits_with_positive_values_have_at_most_the_rank_of_the_theorem(d: int, part: int) -> None:
+    """Every verdict is right; as an open one is no error, all that is asked of their number is 95 %."""
+    Q, mu, V = positive_case(d, part, 250)
+    found = of.limit(mu, of.SoftmaxAttention(Q, -Q, V), on_failure="return")
     assert not (found.status == "blow_up").any()  # the Lyapunov function tr(V^-1 S) forbids it
-    assert (found.status == "ok").mean() == 1.0
-    assert bool((found.rank <= d - d // 2).all())
+    ok = found.status == "ok"
+    assert bool((found.rank[torch.as_tensor(ok)] <= d - d // 2).all())
+    assert ok.mean() >= 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", [48, 189, 751, 803])
+def test_laws_on_which_rounding_decides_have_no_verdict_or_the_right_one(index: int) -> None:
+    """48: V has condition 5e9, so the fourth eigenvalue, 6e-5, falls with a time scale of about 1e13."""
+    Q, mu, V = positive_case(5, index, 1)
+    found = of.limit(mu, of.SoftmaxAttention(Q, -Q, V), on_failure="return").member(0)
+    assert found.status in ("ok", "budget")
+    assert found.status == "budget" or int(found.rank) <= 3
 
 
 @pytest.mark.slow
@@ -213,6 +225,100 @@ def test_batches_of_several_axes_keep_their_shape() -> None:
     assert a.status.shape == (2, 3)
     assert a.spectrum.shape == (2, 3, 3)
     assert gap(a.measure.cov.reshape(6, 3, 3), b.measure.cov) < 1e-9
+
+
+EYE = np.eye(2)
+
+
+def slow_decay(a: float, root: Array, V: Array = EYE, **options: Any) -> Any:
+    """What is found for A = -diag(1, a); every a > 0 has the limit zero, and a = 0 one of rank 1."""
+    field = of.SoftmaxAttention(np.diag([-1.0, -a]), np.eye(2), V)
+    return of.limit(of.Gaussian(np.zeros(2), root=root), field, on_failure="return", **options)
+
+
+ALONG, ACROSS = np.eye(2), np.array([[1.0, 0.5], [0.5, 1.0]])
+
+
+def no_unkind_word(found: Any, rank: int) -> bool:
+    """Whether the status is not kinder than the truth."""
+    return bool(found.status == "budget" or (found.status == "ok" and int(found.rank) == rank))
+
+
+@pytest.mark.slow(but_for=["1e-17"])
+@pytest.mark.parametrize("a", [1e-15, 1e-16, 1e-17, 1e-20, 1e-30, 1e-39, 1e-100])
+def test_a_mode_that_falls_slowly_is_followed_until_it_has_vanished(a: float) -> None:
+    found = slow_decay(a, ALONG)
+    assert (found.status, int(found.rank)) == ("ok", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("a", [1e-12, 1e-17, 1e-30, 1e-60, 1e-300])
+@pytest.mark.parametrize("V", [np.eye(2), [[2.0, 0.5], [0.5, 1.0]]], ids=["identity", "other"])
+def test_a_mode_slower_than_the_transients_that_hide_it_is_no_limit(a: float, V: Any) -> None:
+    assert no_unkind_word(slow_decay(a, ACROSS, np.array(V)), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decades", [20, 40, 300])
+@pytest.mark.parametrize("root", [ALONG, ACROSS, 1e-15 * ACROSS], ids=["along", "across", "small"])
+def test_what_lies_beyond_the_time_followed_has_no_verdict(decades: int, root: Array) -> None:
+    assert no_unkind_word(slow_decay(1e-250, root, decades=decades), 0)  # the velocity is no zero
+    rest = slow_decay(0.0, root, decades=decades)
+    assert (rest.status, int(rest.rank)) == ("ok", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("a", [1e-13, 1e-20, 1e-24])
+def test_slow_modes_across_the_axes_are_seen_where_the_weights_have_the_digits(a: float) -> None:
+    """Of diag(1, sqrt a) O^T all digits are given, of O diag(1, a) O^T those of a > 1e-16 only."""
+    c, s = np.cos(1.0), np.sin(1.0)
+    Q = np.diag([1.0, a**0.5]) @ np.array([[c, s], [-s, c]])
+    mu = of.Gaussian(np.zeros(2), root=ACROSS)
+    assert no_unkind_word(of.limit(mu, of.SoftmaxAttention(Q, -Q, np.eye(2)), on_failure="return"), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("d", "k"), [(2, 1), (3, 2), (5, 2)])
+def test_rounding_of_the_weights_is_no_motion(d: int, k: int) -> None:
+    """The product -Q^T Q has eigenvalues of size 1e-16, of either sign, where it should have none."""
+    Q, mu = random_case(7 * d + k, 200, d, k)
+    found = of.limit(mu, of.SoftmaxAttention(-transposed(Q) @ Q, np.eye(d), np.eye(d)))
+    assert bool((found.rank == d - k).all())
+
+
+@pytest.mark.slow
+def test_slow_growth_slow_turning_and_slow_means_are_no_limits() -> None:
+    def linear(A: Array) -> of.Perceptron:
+        return of.Perceptron(A, np.eye(3), activation=None)
+
+    law = of.Gaussian(np.zeros(3), root=np.diag([2.0, 1.0, 1.0]))
+    turn = np.array([[0.0, -1e-20, 0.0], [1e-20, 0.0, 0.0], [0.0, 0.0, -1.0]])
+    assert of.limit(law, linear(turn), on_failure="return").status == "budget"
+    assert of.limit(law, linear(np.diag([-1.0, 1e-20, 0.0])), on_failure="return").status == "blow_up"
+    moved = of.Gaussian([1.0, 1.0, 0.0], root=np.eye(3))
+    falls = of.limit(moved, linear(np.diag([-1.0, -1e-20, -1.0])), on_failure="return")
+    assert falls.status == "budget" or float(falls.measure.mean.abs().max()) < 1e-6
+
+
+def test_members_of_a_batch_are_followed_for_as_long_as_each_needs() -> None:
+    A = np.stack([np.diag([-1.0, -a]) for a in (0.0, 0.1, 1e-17)])
+    mu = of.Gaussian(np.zeros((3, 2)), root=np.stack([np.eye(2)] * 3))
+    found = of.limit(mu, of.SoftmaxAttention(A, np.eye(2), np.eye(2)))
+    assert found.rank.tolist() == [1, 0, 0]
+    assert found.member(torch.tensor([True, False, False])).rank.tolist() == [1]
+
+
+def test_a_survivor_far_below_the_first_law_is_no_zero() -> None:
+    """It was taken for nothing because the law had shrunk by 1e-12, though 1e-14 of it stays."""
+    found = slow_decay(0.0, np.diag([1.0, 1e-7]))
+    assert (found.status, int(found.rank)) == ("ok", 1)
+    assert float(found.measure.cov[1, 1]) == pytest.approx(1e-14, rel=1e-9)
+
+
+def test_one_member_of_one_is_found_by_a_mask() -> None:
+    mu = of.Gaussian(np.zeros((1, 2)), root=[[[0.0], [2.0]]])
+    found = of.limit(mu, of.SoftmaxAttention([[1.0, 0.0]], [[-1.0, 0.0]], np.eye(2)))
+    assert found.member(torch.tensor([True])).status.tolist() == ["ok"]
 
 
 WRONG: dict[str, tuple[Any, Any, dict[str, Any]]] = {
