@@ -3,6 +3,9 @@
 Lines are cut into pieces until the rules of Kronrod and Gauss agree on every piece: kinks, jumps and narrow
 bumps end up in small pieces of their own. Along the last axis a jump costs a few pieces; what is left along
 the axes before is smoother. All lines along an axis are refined together.
+
+Both rules leave out the ends of a piece, and nothing tells of a jump there but the pieces on either side:
+what they say of the face between them has to agree too.
 """
 
 from __future__ import annotations
@@ -15,12 +18,24 @@ import torch
 from torch import Tensor
 
 from otflow.base.integrals.boxes import density
-from otflow.base.integrals.quadrature import NODES, Axis, kronrod, stein, trapezoid
+from otflow.base.integrals.quadrature import (
+    NODES,
+    REACH,
+    Axis,
+    extrapolation,
+    grid,
+    kronrod,
+    stein,
+    trapezoid,
+)
 
 Integrand: TypeAlias = Callable[[Tensor], Tensor]  # (members, n, r) -> (members, n)
 Triple: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
-PANELS = 24  # pieces of the line in one dimension, to begin with; chosen
+# Pieces of the line in one dimension to begin with, in parts of the first rule's points: then the points of a
+# piece are as dense as those, and nothing is lost again that they have seen.
+DENSE = 1 / 4
+BLIND = 1 - NODES[0]  # the part of half a piece that lies beyond its last point
 PARTS = {1: 8, 2: 3}  # into how many one is cut; chosen: on the line rounds count, else points
 ROUNDS = 34  # cuts of a piece, at most: 3^-34 is below rounding
 MERCY = 1e3  # by how much a line may be less accurate because it counts little; chosen
@@ -28,7 +43,7 @@ TILE = 2**19  # points at a time; chosen: 4 MB a coordinate
 
 
 class Intervals(NamedTuple):
-    """Intervals of lines: integrals and sizes of all moments, errors of the rule and of the integrand."""
+    """Intervals of lines in order: integrals of moments, sizes, errors of the rule and of the integrand."""
 
     line: Tensor  # (I,)
     middle: Tensor
@@ -37,6 +52,7 @@ class Intervals(NamedTuple):
     size: Tensor
     error: Tensor
     inner: Tensor
+    ends: Tensor  # the integrand at both ends, extrapolated: (I, 2, k)
 
     def pick(self, which: Tensor) -> Intervals:
         return Intervals(*(a[which] for a in self))
@@ -44,6 +60,32 @@ class Intervals(NamedTuple):
     def over(self, a: Tensor, lines: int) -> Tensor:
         """The sum of a over the pieces of each line."""
         return a.new_zeros(lines, *a.shape[1:]).index_add(0, self.line, a)
+
+    def warned(self, rough: Tensor) -> Intervals:
+        """The same, with errors for what may hide beyond the last points at the ends, (I, k).
+
+        At a jump or a kink there what neighbours say of their face is apart by at least as much as the
+        integrand is from its extrapolation, and that on the blind end at most. Those that are ``rough`` will
+        be cut in any case, and their neighbours can wait for it.
+        """
+        apart = (self.ends[:-1, 1] - self.ends[1:, 0]).abs().nan_to_num(torch.inf)
+        asked = (self.line[:-1] == self.line[1:]) & ~rough[:-1] & ~rough[1:]
+        error, apart = self.error.clone(), BLIND * torch.where(asked[:, None], apart, 0.0)
+        error[:-1] += self.half[:-1, None] * apart
+        error[1:] += self.half[1:, None] * apart
+        return self._replace(error=error)
+
+    def between(self) -> Triple:
+        """Lines, middles and halves of the intervals from the middle of each one to that of the next."""
+        one = torch.ones_like(self.line[:1], dtype=torch.bool)
+        apart = self.line[:-1] != self.line[1:]
+        first, last = torch.cat([one, apart]), torch.cat([apart, one])
+        start = torch.where(first, self.middle - self.half, self.middle.roll(1))
+        order = torch.cat([2 * torch.arange(len(self.line), device=one.device), 2 * last.nonzero()[:, 0] + 1])
+        left = torch.cat([start, self.middle[last]])
+        right = torch.cat([self.middle, (self.middle + self.half)[last]])
+        line, order = torch.cat([self.line, self.line[last]]), order.argsort()
+        return line[order], ((left + right) / 2)[order], ((right - left) / 2)[order]
 
 
 class Cuts(NamedTuple):
@@ -74,14 +116,14 @@ class Work:
     def __init__(self, u: Integrand, centre: Tensor, wanted: Tensor, r: int, reach: float) -> None:
         self.u, self.centre, self.wanted, self.r, self.reach = u, centre, wanted, r, reach
         self.laws, self.left = len(centre), math.inf
-        self.cut, self.panels = kronrod(centre.device), PANELS
-        self.whole = trapezoid(PANELS, centre.device)  # not used on the line, where all of it has been tried
+        self.cut, self.ends = kronrod(centre.device), extrapolation(centre.device)
+        self.panels = math.ceil(DENSE * grid(self.laws) * reach / REACH)
+        self.whole = self.cut  # not used on the line, where all of it has been tried
         self.scale = torch.zeros(self.laws, 1 + r + r * r, dtype=torch.float64, device=centre.device)
 
-    def begin_with(self, points: int) -> None:
-        """Take so many points for a line, whole or cut."""
-        self.whole = trapezoid(points, self.scale.device)
-        self.panels = max(4, math.ceil(points / len(self.cut.x)))
+    def begin_with(self, points: int, panels: int) -> None:
+        """Take so many points for a whole line, and so many pieces for one that is cut."""
+        self.whole, self.panels = trapezoid(points, self.scale.device), panels
 
     def first(self) -> Lines:
         """The first axis of every law that is wanted."""
@@ -136,34 +178,42 @@ class Work:
             ratio = (200 * error / torch.where(spread > 0, spread, 1.0)).clamp(max=1.0)
             error = spread * ratio**1.5
         error = torch.where(broken, torch.inf, error)
-        return Intervals(line, middle, half, value, size, error, inner)
+        ends = (f.mT @ self.ends).mT if rule is self.cut else f[:, :2]  # a whole line has no neighbours
+        return Intervals(line, middle, half, value, size, error, inner, ends)
 
-    def refined(self, lines: Lines, goal: float) -> Cuts:
+    def refined(self, lines: Lines, goal: float, start: Triple | None = None) -> Cuts:
         """Pieces of lines on which the two rules agree up to ``goal``, or the best that the budget allows."""
         line = torch.arange(len(lines.law), device=self.scale.device)
         if self.r == 1:  # the whole line has been tried
-            return Cuts(None, self.cut_up(lines, line, goal))
+            return Cuts(None, self.cut_up(lines, start or self.panelled(line), goal))
         middle = self.scale.new_zeros(len(line))
         whole = self.pieces(self.whole, lines, line, middle, torch.full_like(middle, self.reach), goal)
         rough = self.relative(lines, whole)[0] > goal
-        return Cuts(whole.pick(~rough), self.cut_up(lines, line[rough], goal))
+        return Cuts(whole.pick(~rough), self.cut_up(lines, self.panelled(line[rough]), goal))
 
-    def cut_up(self, lines: Lines, line: Tensor, goal: float) -> Intervals:
-        """Pieces of some of the lines."""
-        panels, count = self.panels, len(lines.law)
-        half = self.reach / panels
-        middle = (2 * torch.arange(panels, device=line.device) + 1) * half - self.reach
+    def panelled(self, line: Tensor) -> Triple:
+        """Lines, middles and halves of pieces of lines to begin with."""
+        half = self.reach / self.panels
+        middle = (2 * torch.arange(self.panels, device=line.device) + 1) * half - self.reach
         middle = middle.to(self.scale).repeat(len(line))
-        start = (line.repeat_interleave(panels), middle, torch.full_like(middle, half))
+        return line.repeat_interleave(self.panels), middle, torch.full_like(middle, half)
+
+    def cut_up(self, lines: Lines, start: Triple, goal: float) -> Intervals:
+        """Pieces of some of the lines."""
         found = self.pieces(self.cut, lines, *start, goal)
         for _ in range(ROUNDS):
-            error, total = self.relative(lines, found)
-            share = goal / (2 * torch.bincount(found.line, minlength=count))
-            bad = (error > share[found.line]) & ~(total <= goal)[found.line]
+            rough = self.rough(lines, found, goal)
+            bad = rough | self.rough(lines, found.warned(rough), goal)
             if not bool(bad.any()) or self.spent(int(bad.sum())):
                 break
-            found = joined(found.pick(~bad), self.parts(lines, found.pick(bad), goal))
-        return found
+            found = self.cut_more(lines, found, bad, goal)
+        return found.warned(torch.zeros_like(found.line, dtype=torch.bool))
+
+    def rough(self, lines: Lines, found: Intervals, goal: float) -> Tensor:
+        """Which pieces have more than their share of the error, on lines that have too much of it."""
+        error, total = self.relative(lines, found)
+        share = goal / (2 * torch.bincount(found.line, minlength=len(lines.law)))
+        return (error > share[found.line]) & ~(total <= goal)[found.line]
 
     def spent(self, pieces: int) -> bool:
         """Whether the line, for which the best that there is will do, cannot afford to cut so many pieces."""
@@ -182,13 +232,18 @@ class Work:
         error = (found.error / size[found.line]).amax(-1)
         return error, found.over(error, count)
 
-    def parts(self, lines: Lines, found: Intervals, goal: float) -> Intervals:
-        """Pieces, each cut into `PARTS`."""
-        n = PARTS[min(self.r, 2)]
-        offset = (torch.arange(n, device=found.line.device) + 0.5) * (2 / n) - 1
-        middle = (found.middle[:, None] + found.half[:, None] * offset).reshape(-1)
-        line, half = (a.repeat_interleave(n) for a in (found.line, found.half / n))
-        return self.pieces(self.cut, lines, line, middle, half, goal)
+    def cut_more(self, lines: Lines, found: Intervals, bad: Tensor, goal: float) -> Intervals:
+        """Pieces, some of them cut into `PARTS`, in their order."""
+        n, old = PARTS[min(self.r, 2)], found.pick(bad)
+        offset = (torch.arange(n, device=bad.device) + 0.5) * (2 / n) - 1
+        middle = (old.middle[:, None] + old.half[:, None] * offset).reshape(-1)
+        line, half = (a.repeat_interleave(n) for a in (old.line, old.half / n))
+        new = self.pieces(self.cut, lines, line, middle, half, goal)
+        place = torch.where(bad, n, 1).cumsum(0)  # behind each one
+        at = torch.cat(
+            [place[~bad] - 1, (place[bad][:, None] + torch.arange(-n, 0, device=bad.device)).reshape(-1)]
+        )
+        return joined(found.pick(~bad), new, at)
 
     def points(self, lines: Lines, share: Tensor, found: Cuts, goal: float) -> Triple:
         """The points of all pieces of lines with weights ``share``: laws (N,), coordinates and weights."""
@@ -202,11 +257,11 @@ class Work:
         # What is below has been refined before; to keep all that would take more than doing it again.
         return self.points(below, share, self.refined(below, goal / 4), goal / 4)
 
-    def attempt(self, goal: float, budget: float) -> tuple[Cuts, Tensor] | None:
+    def attempt(self, goal: float, budget: float, start: Triple | None = None) -> tuple[Cuts, Tensor] | None:
         """The pieces of the first axis, and the relative error of each law; None beyond the budget."""
         self.left, lines = budget * self.laws, self.first()
         try:
-            found = self.refined(lines, goal)
+            found = self.refined(lines, goal, start)
         except Spent:
             return None
         _, size, rest = found.sums(len(lines.law))
@@ -225,8 +280,10 @@ class Spent(Exception):
     """The budget is used up."""
 
 
-def joined(a: Intervals, b: Intervals) -> Intervals:
-    return Intervals(*(torch.cat(both) for both in zip(a, b, strict=True)))
+def joined(a: Intervals, b: Intervals, place: Tensor) -> Intervals:
+    """Both, each of them in its place."""
+    order = torch.empty_like(place).index_put((place,), torch.arange(len(place), device=place.device))
+    return Intervals(*(torch.cat(both)[order] for both in zip(a, b, strict=True)))
 
 
 def packed(law: Tensor, z: Tensor, laws: int) -> Triple:
@@ -237,3 +294,9 @@ def packed(law: Tensor, z: Tensor, laws: int) -> Triple:
     column[order] = torch.arange(len(z), device=z.device) - (count.cumsum(0) - count)[law[order]]
     table = z.new_zeros(laws, int(count.max()), z.shape[-1])
     return table.index_put((law, column), z), law, column
+
+
+def apart(value: Tensor, other: Tensor, size: Tensor) -> Tensor:
+    """How far integrals (L, k) are from others, relative to the sizes of those; the worst for each line."""
+    size = torch.maximum(size, size[:, :1] * 1e-13)  # constants have no slope, but for rounding
+    return ((value - other).abs() / size.clamp(min=1e-300)).amax(-1)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from otflow.base.integrals import boxes
-from otflow.base.integrals.lines import TILE, Cuts, Integrand, Work, packed
+from otflow.base.integrals.lines import TILE, Cuts, Integrand, Work, apart, packed
 from otflow.base.integrals.quadrature import STRICT, Rules, gap, product, slope_gap
 
 AXES = 3  # dimensions that meshes go up to
@@ -24,12 +24,15 @@ NEAR = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)  # standard deviations with which tai
 FARTHER = {1: (12.0, 16.0, 22.0, 30.0, 37.0), 2: (7.0, 9.0, 12.0, 16.0, 22.0, 30.0, 37.0)}
 LATTICE = {2: (52, 104, 208), 3: (26, 52, 104)}  # points per axis of lattices; chosen: a million at most
 EXTENT = 8.5  # standard deviations to which lattices go; exp(-36) is below rounding
-# Points of a line to begin with, in two and three dimensions: what two densities of points say must agree, as
-# lines may pass unseen through what is narrow on them. 36 are exact to rounding for what is smooth; chosen.
-DENSITIES = {2: (36, 108, 324), 3: (36, 52)}
+# Points of a line to begin with, or else its pieces, in two and three dimensions: what two of them say must
+# agree, as lines may pass unseen through what is narrow on them, and so their pieces have no face in common.
+# 36 are exact to rounding for what is smooth; chosen.
+DENSITIES = {2: ((36, 4), (108, 7), (324, 23)), 3: ((36, 4), (52, 5))}
 MISSED = 1e-3  # a mesh that finds so little of what a lattice found has missed something; chosen
 BUDGET = 2**22  # points per law, at most, in two and three dimensions; chosen: a second or two
 LINE_BUDGET = 2**18  # and on the line
+MESHES = 4  # of which two in succession have to agree on the line; chosen
+FINER = 8  # times as many pieces, if a mesh on the line has missed something; chosen
 GOAL = 1e-12  # relative error that is aimed at on the line, where accuracy costs little
 
 
@@ -80,7 +83,7 @@ def mesh(u: Integrand, centre: Tensor, wanted: Tensor, r: int, rtol: float, goal
 def _scaled(work: Work, seen: _Seen) -> bool:
     """Whether lines find what the lattice has seen; they learn then what is negligible."""
     work.scale = 1e-2 * seen.size  # a first guess
-    work.begin_with(DENSITIES[work.r][0])
+    work.begin_with(*DENSITIES[work.r][0])
     rough = work.attempt(0.1, BUDGET)
     work.scale = torch.zeros_like(seen.size)
     if rough is None:
@@ -91,8 +94,8 @@ def _scaled(work: Work, seen: _Seen) -> bool:
 
 def _boxes(work: Work, seen: _Seen, tolerances: list[float]) -> dict[float, boxes.Stop]:
     """Boxes for each of the tolerances that they reach, unless what the lattice has seen is not in them."""
-    law, counts = work.wanted.nonzero()[:, 0], boxes.PARTITIONS[work.r]
-    first = [boxes.partition(law, work.reach, n, seen.peaks, seen.spacing) for n in counts]
+    law, starts = work.wanted.nonzero()[:, 0], boxes.PARTITIONS[work.r]
+    first = [boxes.partition(law, work.reach, start, seen.peaks, seen.spacing) for start in starts]
     work.left = math.inf  # the boxes count for themselves
     stops = boxes.settled(work.values, work.centre, first, tolerances, BUDGET)
     return {tol: stop for tol, stop in stops.items() if not seen.missed(stop.sums()[1], work.wanted)}
@@ -101,15 +104,15 @@ def _boxes(work: Work, seen: _Seen, tolerances: list[float]) -> dict[float, boxe
 def _settled(work: Work, rtol: float, budget: float) -> tuple[Cuts, Tensor] | None:
     """Pieces that have the error ``rtol``, by their own account and by that of a mesh with fewer points."""
     before = None
-    for count in DENSITIES[work.r]:
-        work.begin_with(count)
+    for start in DENSITIES[work.r]:
+        work.begin_with(*start)
         found = work.attempt(rtol / 2, budget)
         if found is None or not bool((found[1] <= rtol).all()):
             return None
         value, size, _ = found[0].sums(int(work.wanted.sum()))
         if before is not None:
             error = found[1].clone()
-            error[work.wanted] += ((value - before).abs() / size.clamp(min=1e-300)).amax(-1)
+            error[work.wanted] += apart(value, before, size)
             if bool((error <= rtol).all()):
                 return found[0], error
         before = value
@@ -117,13 +120,26 @@ def _settled(work: Work, rtol: float, budget: float) -> tuple[Cuts, Tensor] | No
 
 
 def _on_the_line(work: Work, rtol: float, goal: float) -> Mesh:
-    found = work.attempt(goal, LINE_BUDGET)
-    worst = math.inf if found is None else float(found[1].max())
-    if found is None or not worst <= rtol:
-        hopeless = "it does not settle where it is singular"
-        reason = hopeless if math.isinf(worst) else f"an error of {worst:.1e} is left"
-        raise Unresolved(reason, _decade(worst) if worst < 0.05 else None)
-    return _mesh_of(work, found, goal)
+    """Pieces that have the error ``rtol``, by their own account and by that of pieces with other faces."""
+    start = before = None
+    for _ in range(MESHES):
+        found = work.attempt(goal, LINE_BUDGET, start)
+        worst = math.inf if found is None else float(found[1].max())
+        if found is None or not worst <= rtol:
+            break
+        value, size, _ = found[0].sums(int(work.wanted.sum()))
+        if bool((size[:, 0] < MISSED * work.centre[work.wanted].abs()).any()):  # the first rule saw more
+            work.panels, before = FINER * work.panels, None
+            continue
+        error = found[1].clone()
+        error[work.wanted] += math.inf if before is None else apart(value, before, size)
+        worst = float(error.max())
+        if worst <= rtol:
+            return _mesh_of(work, (found[0], error), goal)
+        before, start = value, found[0].cut.between()
+    hopeless = "it does not settle where it is singular"
+    reason = hopeless if math.isinf(worst) else f"an error of {worst:.1e} is left"
+    raise Unresolved(reason, _decade(worst) if worst < 0.05 else None)
 
 
 def _reachable(
