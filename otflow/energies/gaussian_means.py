@@ -34,7 +34,7 @@ def mean(f: Function, mu: Gaussian, rtol: float, name: str) -> Tensor:
     rules, u = _sampled(f, mu)
     value = u @ rules.fine
     with torch.no_grad():
-        error = quadrature.gap(u, rules)
+        error = quadrature.worst_gap(u, rules, mean=value)  # of slopes too: both ask for a mesh, or neither
         good = _good(error, u, rules, mu, rtol)
     if good is None:
         quadrature.note(error)
@@ -51,7 +51,7 @@ def slope(f: Function, mu: Gaussian, rtol: float, name: str, *, create_graph: bo
     path = _gradient(value, mu, create_graph)
     with torch.no_grad():
         found = mu.root.mT @ torch.cat([path[0][..., None], path[1]], -1)
-        error = torch.maximum(quadrature.gap(u, rules), quadrature.slope_gap(u, rules, found))
+        error = quadrature.worst_gap(u, rules, found, value)
         good = _good(error, u, rules, mu, rtol)
     if good is None:
         quadrature.note(error)

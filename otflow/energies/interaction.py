@@ -197,7 +197,7 @@ class Interaction(Energy):
             return
         z, w = mu.standard_nodes()
         slopes = mu.root.mT @ torch.cat([found[0][..., None], found[1]], -1)
-        self._trust(quadrature.slope_gap(variation, quadrature.Rules.of(z, w, w), slopes))
+        self._trust(quadrature.worst_gap(variation, quadrature.Rules.of(z, w, w), slopes))
 
     def _trust(self, error: Tensor) -> None:
         worst = float(error.nan_to_num(0.0).max())  # what is not finite is left for the flow to judge

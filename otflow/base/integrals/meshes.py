@@ -16,7 +16,7 @@ from torch import Tensor
 
 from otflow.base.integrals import boxes
 from otflow.base.integrals.lines import TILE, Cuts, Integrand, Work, apart, packed
-from otflow.base.integrals.quadrature import STRICT, Rules, gap, product, slope_gap
+from otflow.base.integrals.quadrature import STRICT, Rules, product, worst_gap
 
 AXES = 3  # dimensions that meshes go up to
 NEAR = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)  # standard deviations with which tails are compared
@@ -178,8 +178,7 @@ def _lattice(work: Work, rtol: float) -> _Seen:
         rules = _lattice_rule(work.r, n, work.scale.device)
         tiles = rules.z.split(max(1, TILE // work.laws))
         u = torch.cat([work.u(z.expand(work.laws, *z.shape)).double() for z in tiles], 1)
-        apart = torch.maximum(gap(u, rules), slope_gap(u, rules))
-        error = torch.where(work.wanted & (u != 0).any(-1), apart, 0.0)
+        error = torch.where(work.wanted & (u != 0).any(-1), worst_gap(u, rules), 0.0)
         worst = float(error.max()) if bool(torch.isfinite(error).all()) else math.inf
         size = (u - (u @ rules.fine)[:, None]).abs() @ rules.sizes
         size[:, 0] = u.abs() @ rules.fine
