@@ -38,6 +38,7 @@ DENSE = 1 / 4
 BLIND = 1 - NODES[0]  # the part of half a piece that lies beyond its last point
 PARTS = {1: 8, 2: 3}  # into how many one is cut; chosen: on the line rounds count, else points
 ROUNDS = 34  # cuts of a piece, at most: 3^-34 is below rounding
+GRADES = 8  # sizes of pieces on the line at 0, where kernels may be narrow; chosen: down to 8^-7 of one
 MERCY = 1e3  # by how much a line may be less accurate because it counts little; chosen
 TILE = 2**19  # points at a time; chosen: 4 MB a coordinate
 
@@ -119,6 +120,7 @@ class Work:
         self.cut, self.ends = kronrod(centre.device), extrapolation(centre.device)
         self.panels = math.ceil(DENSE * grid(self.laws) * reach / REACH)
         self.whole = self.cut  # not used on the line, where all of it has been tried
+        self.kernel = False
         self.scale = torch.zeros(self.laws, 1 + r + r * r, dtype=torch.float64, device=centre.device)
 
     def begin_with(self, points: int, panels: int) -> None:
@@ -193,10 +195,13 @@ class Work:
 
     def panelled(self, line: Tensor) -> Triple:
         """Lines, middles and halves of pieces of lines to begin with."""
-        half = self.reach / self.panels
-        middle = (2 * torch.arange(self.panels, device=line.device) + 1) * half - self.reach
-        middle = middle.to(self.scale).repeat(len(line))
-        return line.repeat_interleave(self.panels), middle, torch.full_like(middle, half)
+        width = 2 * self.reach / self.panels
+        faces = torch.arange(self.panels + 1).to(self.scale) * width - self.reach
+        if self.kernel and self.r == 1:
+            close = 0.3 * width * torch.logspace(1 - GRADES, 0, GRADES, PARTS[1]).to(faces)
+            faces = torch.cat([-close, faces[faces.abs() > close[0]], close]).sort().values
+        middle, half = (faces[1:] + faces[:-1]) / 2, (faces[1:] - faces[:-1]) / 2
+        return line.repeat_interleave(len(half)), middle.repeat(len(line)), half.repeat(len(line))
 
     def cut_up(self, lines: Lines, start: Triple, goal: float) -> Intervals:
         """Pieces of some of the lines."""

@@ -23,6 +23,7 @@ NEAR = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)  # standard deviations with which tai
 # Standard deviations at which integrals end: the first at which the integrand has vanished.
 FARTHER = {1: (12.0, 16.0, 22.0, 30.0, 37.0), 2: (7.0, 9.0, 12.0, 16.0, 22.0, 30.0, 37.0)}
 LATTICE = {2: (52, 104, 208), 3: (26, 52, 104)}  # points per axis of lattices; chosen: a million at most
+NARROW = 1e-4  # half the boxes at 0 to begin with, where kernels may be narrow; chosen
 EXTENT = 8.5  # standard deviations to which lattices go; exp(-36) is below rounding
 # Points of a line to begin with, or else its pieces, in two and three dimensions: what two of them say must
 # agree, as lines may pass unseen through what is narrow on them, and so their pieces have no face in common.
@@ -45,14 +46,28 @@ class Mesh(NamedTuple):
 
 
 class Unresolved(Exception):
-    """No mesh within the budget; ``reachable`` is a tolerance for which there is one, or None."""
+    """No mesh within the budget; ``reachable`` is a tolerance for which there is one, or None.
 
-    def __init__(self, reason: str, reachable: float | None = None) -> None:
+    What is wrong somewhere is so ``at`` a point z of a member.
+    """
+
+    def __init__(
+        self, reason: str, reachable: float | None = None, at: tuple[int, Tensor] | None = None
+    ) -> None:
         super().__init__(reason)
-        self.reachable = reachable
+        self.reachable, self.at = reachable, at
 
 
-def mesh(u: Integrand, centre: Tensor, wanted: Tensor, r: int, rtol: float, goal: float = GOAL) -> Mesh:
+def mesh(
+    u: Integrand,
+    centre: Tensor,
+    wanted: Tensor,
+    r: int,
+    rtol: float,
+    goal: float = GOAL,
+    *,
+    kernel: bool = False,
+) -> Mesh:
     """Points and weights that integrate u(z) for laws of a batch up to ``rtol``, or `Unresolved`.
 
     Args:
@@ -62,14 +77,17 @@ def mesh(u: Integrand, centre: Tensor, wanted: Tensor, r: int, rtol: float, goal
         r: dimension, at most `AXES`.
         rtol: relative to E|u| and, for slopes, to E|(u - c) h|.
         goal: the error that is aimed at on the line, where accuracy costs little.
+        kernel: whether u may be narrow at 0.
     """
     work = Work(u, centre, wanted, r, _reach(u, wanted, r, goal if r == 1 else min(rtol, 1e-6)))
+    work.kernel = kernel
     if r == 1:
         return _on_the_line(work, rtol, goal)
     seen = _lattice(work, rtol)
     if seen.mesh is not None:
         return seen.mesh
-    if _scaled(work, seen):
+    unseen = bool((seen.size[wanted, 0] == 0).any())
+    if not (kernel and unseen) and _scaled(work, seen):
         found = _settled(work, rtol, BUDGET)
         if found is not None:
             return _mesh_of(work, found, rtol / 2)
@@ -95,7 +113,10 @@ def _scaled(work: Work, seen: _Seen) -> bool:
 def _boxes(work: Work, seen: _Seen, tolerances: list[float]) -> dict[float, boxes.Stop]:
     """Boxes for each of the tolerances that they reach, unless what the lattice has seen is not in them."""
     law, starts = work.wanted.nonzero()[:, 0], boxes.PARTITIONS[work.r]
-    first = [boxes.partition(law, work.reach, start, seen.peaks, seen.spacing) for start in starts]
+    peaks, spacing = seen.peaks, seen.spacing
+    if work.kernel:
+        peaks, spacing = torch.cat([peaks, torch.zeros_like(peaks[:, :1])], 1), NARROW
+    first = [boxes.partition(law, work.reach, start, peaks, spacing) for start in starts]
     work.left = math.inf  # the boxes count for themselves
     stops = boxes.settled(work.values, work.centre, first, tolerances, BUDGET)
     return {tol: stop for tol, stop in stops.items() if not seen.missed(stop.sums()[1], work.wanted)}
@@ -182,7 +203,7 @@ def _lattice(work: Work, rtol: float) -> _Seen:
         worst = float(error.max()) if bool(torch.isfinite(error).all()) else math.inf
         size = (u - (u @ rules.fine)[:, None]).abs() @ rules.sizes
         size[:, 0] = u.abs() @ rules.fine
-        empty = bool((size[work.wanted, 0] == 0).any()) and n < LATTICE[work.r][-1]
+        empty = bool((size[work.wanted, 0] == 0).any()) and (n < LATTICE[work.r][-1] or work.kernel)
         if worst <= STRICT[1] * rtol and not empty:
             weights = torch.where(work.wanted[:, None], rules.fine, 0.0)
             found = Mesh(rules.z.expand(work.laws, *rules.z.shape), weights, error)
@@ -208,21 +229,29 @@ def _decade(error: float) -> float:
 
 
 def _reach(u: Integrand, wanted: Tensor, r: int, tol: float) -> float:
-    """How far to integrate, in standard deviations, or `Unresolved` if the tails of u outgrow the law."""
+    """How far to integrate, in standard deviations, or `Unresolved` if u does not vanish against the law."""
     axes = np.array([a for a in product([np.arange(-1.0, 2.0)] * r) if a.any()])
     rays = torch.as_tensor(axes / np.linalg.norm(axes, axis=-1, keepdims=True), device=wanted.device)
     radii = torch.tensor((*NEAR, *FARTHER[min(r, 2)]), dtype=torch.float64, device=wanted.device)
     z = (radii[:, None, None] * rays).reshape(-1, r)
-    values = u(z.expand(len(wanted), *z.shape)).double().abs().reshape(len(wanted), len(radii), -1).amax(-1)
+    values = u(z.expand(len(wanted), *z.shape)).double().abs()
+    nan = (values.isnan() & wanted[:, None]).nonzero()
+    if len(nan):
+        raise Unresolved("it is not a number", at=(int(nan[0, 0]), z[nan[0, 1]]))
+    values = values.reshape(len(wanted), len(radii), -1).amax(-1)
     mass = values.log() - radii**2 / 2 + (r + 1) * radii.log()  # in logarithms
     small = torch.isfinite(mass[:, 1:]) & (
         mass[:, 1:] <= mass.cummax(-1).values[:, :-1] + math.log(0.1 * tol)
     )
     good = (small | (values[:, 1:] == 0) | ~wanted[:, None])[:, len(NEAR) - 1 :]
     far = radii[len(NEAR) :]
-    if not bool(good.any(-1).all()):
+    lost = ~good.any(-1)
+    if bool(lost.any()):
+        grows = mass[lost, -1] >= mass[lost, -2]  # infinity too
         limit = f"{float(far[-1]):g} standard deviations"
-        raise Unresolved(f"it has no expectation: its tails outgrow the law, seen up to {limit}")
+        if bool(grows.any()):
+            raise Unresolved(f"it has no expectation: its tails outgrow the law, seen up to {limit}")
+        raise Unresolved(f"its tails are too heavy: they have not vanished against the law within {limit}")
     return float(far[good.to(torch.int8).argmax(-1)].max())
 
 
