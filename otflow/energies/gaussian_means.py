@@ -11,6 +11,7 @@ ones are used; else points stay where they are and the density moves, f being sa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -24,49 +25,64 @@ from otflow.measures import Gaussian
 RTOL = 1e-6  # of energies, unless the user says
 ROUNDED = 100  # roundings below which no tolerance is asked for: 2e-14, and 1e-5 in single precision; chosen
 Function = Callable[[Tensor], Tensor]  # (*batch, n, d) -> (*batch, n)
+Doubt = Callable[[Tensor, Tensor], Tensor]  # points and weights -> relative error of what f was taken for
 
 
-def mean(f: Function, mu: Gaussian, rtol: float, name: str) -> Tensor:
+class Doubted(Exception):
+    """A function of differences is none, at the points of a mesh that was made for it."""
+
+
+def mean(f: Function, mu: Gaussian, rtol: float, name: str, doubt: Doubt | None = None) -> Tensor:
     """E[f(X)] for X ~ mu up to rtol E|f(X)|, (*batch,); differentiable as often as f is, on a mesh always.
 
-    Raises `InputError` if that cannot be had, with a tolerance that can.
+    A function of differences comes with a ``doubt``: it may be narrow at 0, and `Doubted` is raised if it is
+    not that after all. Raises `InputError` if the tolerance cannot be had, with one that can.
     """
     rules, u = _sampled(f, mu)
     value = u @ rules.fine
     with torch.no_grad():
-        error = quadrature.gap(u, rules)
+        error = quadrature.worst_gap(u, rules, mean=value)  # of slopes too: both ask for a mesh, or neither
         good = _good(error, u, rules, mu, rtol)
     if good is None:
         quadrature.note(error)
         return value
-    found = _mesh(f, mu, value, good, rtol, name)
+    found = _mesh(f, mu, value, good, rtol, name, doubt)
     quadrature.note(torch.where(good, error, found.error.reshape(mu.batch).to(mu.dtype)))
     return torch.where(good, value, _moving(f, mu, found))
 
 
-def slope(f: Function, mu: Gaussian, rtol: float, name: str, *, create_graph: bool) -> Tangent:
+def slope(
+    f: Function, mu: Gaussian, rtol: float, name: str, doubt: Doubt | None = None, *, create_graph: bool
+) -> Tangent:
     """The derivative of E[f(X)] in mean and root, which must require gradients."""
     rules, u = _sampled(f, mu)
     value = u @ rules.fine
     path = _gradient(value, mu, create_graph)
     with torch.no_grad():
         found = mu.root.mT @ torch.cat([path[0][..., None], path[1]], -1)
-        error = torch.maximum(quadrature.gap(u, rules), quadrature.slope_gap(u, rules, found))
+        error = quadrature.worst_gap(u, rules, found, value)
         good = _good(error, u, rules, mu, rtol)
     if good is None:
         quadrature.note(error)
         return path
-    points = _mesh(f, mu, value, good, rtol, name)
+    points = _mesh(f, mu, value, good, rtol, name, doubt)
     quadrature.note(torch.where(good, error, points.error.reshape(mu.batch).to(mu.dtype)))
     moved = _gradient(_moving(f, mu, points), mu, create_graph)
     return path.zip(moved, lambda a, b: torch.where(align(good, a), a, b))
 
 
 def pulled_slope(
-    f: Function, mu: Gaussian, coords: Sequence[Tensor], rtol: float, name: str, *, create_graph: bool
+    f: Function,
+    mu: Gaussian,
+    coords: Sequence[Tensor],
+    rtol: float,
+    name: str,
+    doubt: Doubt | None = None,
+    *,
+    create_graph: bool,
 ) -> Tangent:
     """The derivative of E[f(X)] in ``coords``, of which the law was made."""
-    found = slope(f, mu, rtol, name, create_graph=create_graph)
+    found = slope(f, mu, rtol, name, doubt, create_graph=create_graph)
     if all(own is c for own, c in zip(mu.coords, coords, strict=True)):
         return found
     seen = [(c, g) for c, g in zip(mu.coords, found, strict=True) if c.requires_grad]
@@ -126,7 +142,15 @@ def _gradient(value: Tensor, mu: Gaussian, create_graph: bool) -> Tangent:
     return Tangent(torch.zeros_like(c) if g is None else g for g, c in zip(grads, inputs, strict=True))
 
 
-def _mesh(f: Function, mu: Gaussian, centre: Tensor, good: Tensor, rtol: float, name: str) -> meshes.Mesh:
+def _mesh(
+    f: Function,
+    mu: Gaussian,
+    centre: Tensor,
+    good: Tensor,
+    rtol: float,
+    name: str,
+    doubt: Doubt | None = None,
+) -> meshes.Mesh:
     """Points made for f, for the laws on which the first rules are not good."""
     at, members = mu.detach(), mu.batch.numel()
     r = mu.root.shape[-1]
@@ -141,14 +165,31 @@ def _mesh(f: Function, mu: Gaussian, centre: Tensor, good: Tensor, rtol: float, 
     start = centre.detach().reshape(-1).double().nan_to_num(0.0, 0.0, 0.0)  # only to subtract
     try:
         with torch.no_grad():
-            return meshes.mesh(u, start, wanted, r, tol, goal)
+            found = meshes.mesh(u, start, wanted, r, tol, goal, kernel=doubt is not None)
     except meshes.Unresolved as failure:
-        why = f"{name} on {mu!r}: {failure}"
-        if failure.reachable is None:
-            remedy = "take an energy that grows less, is wider or less singular, or Particles of the law"
-            checks.fail("mu", repr(mu), why, remedy)
-        remedy = f"pass rtol={failure.reachable:g} to the energy, or sample the law and use Particles"
-        checks.fail("rtol", f"{tol:.3g}", why, remedy)
+        _refuse(failure, mu, tol, name)
+    if doubt is not None:
+        z, w = (a.reshape(*mu.batch, *a.shape[1:]).to(mu.dtype) for a in (found.z, found.w))
+        if not bool((doubt(at.mean[..., None, :] + z @ at.root.mT, w) <= tol).all()):
+            raise Doubted
+    return found
+
+
+def _refuse(failure: meshes.Unresolved, mu: Gaussian, tol: float, name: str) -> NoReturn:
+    where = ""
+    if failure.at is not None:
+        member, z = failure.at
+        m, R = (
+            mu.mean.detach().reshape(-1, mu.d)[member],
+            mu.root.detach().reshape(-1, *mu.root.shape[-2:])[member],
+        )
+        where = f" at x = {[float(f'{c:.4g}') for c in m.double() + R.double() @ z]}"
+    why = f"{name} on {mu!r}: {failure}{where}"
+    if failure.reachable is None:
+        remedy = "take an energy that grows less, is wider or less singular, or Particles of the law"
+        checks.fail("mu", repr(mu), why, remedy)
+    remedy = f"pass rtol={failure.reachable:g} to the energy, or sample the law and use Particles"
+    checks.fail("rtol", f"{tol:.3g}", why, remedy)
 
 
 def _moving(f: Function, mu: Gaussian, mesh: meshes.Mesh) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import NoReturn
 
@@ -20,10 +21,22 @@ from otflow.base.kernels import row_tiles
 from otflow.base.tables import named
 from otflow.base.tangent import Tangent
 from otflow.energies.base import Bounds, Energy, called, gradient, trust_nodes
-from otflow.energies.gaussian_means import RTOL, Function, lean, mean, pulled_slope, resolvable
+from otflow.energies.gaussian_means import (
+    RTOL,
+    Doubt,
+    Doubted,
+    Function,
+    lean,
+    mean,
+    pulled_slope,
+    resolvable,
+)
 from otflow.measures import Gaussian, Measure
 
-PROBES = 64  # points at which it is tried whether W depends on differences; chosen
+PROBES = 32  # pairs of points of each kind at which it is tried whether W depends on differences; chosen
+SCALES = (1.0, 2.0, 4.0, 8.0)  # standard deviations of pairs that are tried, beside those that are close
+CLOSE = (1e-6, 0.3)  # and the distances of these
+DOUBTED = 1024  # points of a mesh at which it is tried again, at most; chosen
 
 
 class Interaction(Energy):
@@ -68,8 +81,9 @@ class Interaction(Energy):
         self.rtol = checks.positive(rtol, "rtol")
 
     def __call__(self, mu: Measure) -> Tensor:
-        if isinstance(mu, Gaussian) and (pairs := self._pairs(mu)) is not None:
-            return mean(*pairs, self.rtol, f"{self!r}")
+        for f, nu, doubt in self._pairs(mu) if isinstance(mu, Gaussian) else ():
+            with suppress(Doubted):
+                return mean(f, nu, self.rtol, f"{self!r}", doubt)
         mu = self._admit(mu)
         value = self._double_integral(mu)
         self._trust_value(mu, value)
@@ -91,20 +105,19 @@ class Interaction(Energy):
         x = mu.probe().detach()
         return called(self.W, "W(x, y)", x[..., None, :], x[..., None, :, :] + 1.0).requires_grad
 
-    def _pairs(self, mu: Gaussian) -> tuple[Function, Gaussian] | None:
-        """W / 2 as a function on a Gaussian of low dimension: that of x - y, or of (x, y)."""
+    def _pairs(self, mu: Gaussian) -> Iterator[tuple[Function, Gaussian, Doubt | None]]:
+        """W / 2 as a function on a Gaussian of low dimension: that of x - y, if it is one, or of (x, y)."""
         self._atoms(mu)
         mu = lean(mu)
         d, r = mu.root.shape[-2:]
         if resolvable(mu) and self._of_differences(mu):
             nu = mu.at([mu.mean - mu.mean, math.sqrt(2) * mu.root])
-            return lambda z: self._at(z, torch.zeros_like(z)) / 2, nu
-        if r > 1:
-            return None
-        none = torch.zeros_like(mu.root)
-        blocks = torch.cat([torch.cat([mu.root, none], -1), torch.cat([none, mu.root], -1)], -2)
-        nu = mu.at([torch.cat([mu.mean, mu.mean], -1), blocks])
-        return lambda z: self._at(z[..., :d], z[..., d:]) / 2, nu
+            yield lambda z: self._at(z, torch.zeros_like(z)) / 2, nu, lambda z, w: self._doubt(mu, z, w)
+        if r <= 1:
+            none = torch.zeros_like(mu.root)
+            blocks = torch.cat([torch.cat([mu.root, none], -1), torch.cat([none, mu.root], -1)], -2)
+            nu = mu.at([torch.cat([mu.mean, mu.mean], -1), blocks])
+            yield lambda z: self._at(z[..., :d], z[..., d:]) / 2, nu, None
 
     def _at(self, x: Tensor, y: Tensor) -> Tensor:
         """W of pairs (*batch, n, d) of points, one by one."""
@@ -115,15 +128,35 @@ class Interaction(Energy):
 
     @torch.no_grad()
     def _of_differences(self, mu: Gaussian) -> bool:
-        """Whether W(x, y) = W(x - y, 0), tried at pairs of points of the law."""
-        z = torch.as_tensor(_normal(mu.root.shape[-1]), dtype=mu.dtype, device=mu.device)
-        points = mu.mean[..., None, :] + z @ mu.root.mT
-        x, y = points[..., ::2, :], points[..., 1::2, :]
+        """Whether W(x, y) = W(x - y, 0), tried at pairs of points of the law, wider ones and close ones."""
+        z = torch.as_tensor(_probes(mu.root.shape[-1]), dtype=mu.dtype, device=mu.device)
+        x, y = (mu.mean[..., None, :] + z @ mu.root.mT).chunk(2, -2)
         both = self._at(torch.cat([x, x - y], -2), torch.cat([y, torch.zeros_like(y)], -2))
         value, moved = both.chunk(2, -1)
-        size = value.abs().amax()
+        if torch.equal(value, moved):  # as a rule, and a fast answer
+            return bool(value.any())
+        value, moved = (a.unflatten(-1, (-1, PROBES)) for a in (value, moved))
+        size = value.abs().nan_to_num(0.0, 0.0).amax(-1)
+        size = torch.maximum(size, size[..., :1])[..., None]  # W may vanish far away, or grow
         slack = 1e4 * torch.finfo(mu.dtype).eps
-        return bool((size > 0) & ((value - moved).abs() <= slack * size).all())
+        same = ((value - moved).abs() <= slack * size) | (value == moved) | (value.isnan() & moved.isnan())
+        return bool(same.all() & (size > 0).any())
+
+    @torch.no_grad()
+    def _doubt(self, mu: Gaussian, z: Tensor, w: Tensor) -> Tensor:
+        """E|W(x, y) - W(x - y, 0)| relative to E|W|, where x - y are points z with weights w, (*batch,).
+
+        Given x - y = z, y is normal with mean m - z / 2 and covariance Sigma / 2.
+        """
+        step = math.ceil(z.shape[-2] / DOUBTED)
+        z, w = z[..., ::step, :], w[..., ::step]
+        random = _normal(z.shape[-2], mu.root.shape[-1])
+        normal = torch.as_tensor(random, dtype=mu.dtype, device=mu.device)
+        y = mu.mean[..., None, :] - z / 2 + math.sqrt(0.5) * normal @ mu.root.mT
+        x = y + z
+        value, moved = self._at(x, y), self._at(x - y, torch.zeros_like(y))
+        gap = torch.where(value == moved, 0.0, (value - moved).abs())
+        return (w * gap).sum(-1) / (w * moved.abs()).sum(-1).clamp(min=torch.finfo(mu.dtype).tiny)
 
     def _atoms(self, mu: Measure) -> None:
         good = self.diagonal or not isinstance(mu, Gaussian)
@@ -155,9 +188,9 @@ class Interaction(Energy):
     def covector_at(self, mu: Measure, coords: Sequence[Tensor], *, create_graph: bool) -> Tangent:
         if type(self).__call__ is not Interaction.__call__ or not isinstance(mu, Gaussian):
             return super().covector_at(mu, coords, create_graph=create_graph)  # of the value, by autograd
-        pairs = self._pairs(mu)
-        if pairs is not None:
-            return pulled_slope(*pairs, coords, self.rtol, f"{self!r}", create_graph=create_graph)
+        for f, nu, doubt in self._pairs(mu):
+            with suppress(Doubted):
+                return pulled_slope(f, nu, coords, self.rtol, f"{self!r}", doubt, create_graph=create_graph)
         if create_graph:
             return super().covector_at(mu, coords, create_graph=True)
         return self._streamed(mu, coords)
@@ -199,7 +232,7 @@ class Interaction(Energy):
             return
         z, w = mu.standard_nodes()
         slopes = mu.root.mT @ torch.cat([found[0][..., None], found[1]], -1)
-        self._trust(quadrature.slope_gap(variation, quadrature.Rules.of(z, w, w), slopes))
+        self._trust(quadrature.worst_gap(variation, quadrature.Rules.of(z, w, w), slopes))
 
     def _trust(self, error: Tensor) -> None:
         worst = float(error.nan_to_num(0.0).max())  # what is not finite is left for the flow to judge
@@ -236,6 +269,15 @@ class Interaction(Energy):
 
 
 @lru_cache(maxsize=8)
-def _normal(r: int) -> np.ndarray:
-    """Some points of the standard normal law in r dimensions, a pair of each two."""
-    return np.random.default_rng(r).standard_normal((PROBES, r))
+def _normal(n: int, r: int) -> np.ndarray:
+    """Some points (n, r) of the standard normal law."""
+    return np.random.default_rng(r).standard_normal((n, r))
+
+
+@lru_cache(maxsize=8)
+def _probes(r: int) -> np.ndarray:
+    """Points of the standard normal law in r dimensions, first x and then y: `PROBES` pairs of each kind."""
+    x, y = np.random.default_rng(r).standard_normal((2, len(SCALES) + 1, PROBES, r))
+    wide = np.array(SCALES)[:, None, None]
+    near = x[-1:] + np.geomspace(*CLOSE, PROBES)[:, None] * y[-1:]
+    return np.concatenate([wide * x[:-1], x[-1:], wide * y[:-1], near]).reshape(-1, r)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
@@ -55,6 +56,33 @@ def test_61_the_mean_modulus_is_right() -> None:
 def test_61_what_has_no_expectation_is_refused() -> None:
     with pytest.raises(of.InputError, match="no expectation"):  # was 1e22
         of.Potential(lambda x: torch.exp(first(x).square()))(STANDARD)
+
+
+@pytest.mark.parametrize("c", [1.9957685703696924, 5.997478991596639, -0.9958, 2.0004])
+def test_61_a_jump_beyond_the_last_point_of_a_piece_is_not_overlooked(c: float) -> None:
+    F = of.Potential(lambda x: (first(x) > c).to(x.dtype))
+    assert F(STANDARD).item() == pytest.approx(norm.sf(c), rel=1e-9)  # was off by 1 to 3 %
+    assert push(F, STANDARD) == pytest.approx(-norm.pdf(c), rel=1e-8)
+
+
+@pytest.mark.thorough
+def test_61_laws_of_a_batch_meet_jumps_and_kinks_wherever_these_are() -> None:
+    m = np.random.default_rng(61).uniform(-3, 3, 300)
+    laws = of.Gaussian(m[:, None], root=np.ones((300, 1, 1)))
+    jump = of.Potential(lambda x: (first(x) > 1).to(x.dtype))
+    np.testing.assert_allclose(jump(laws), norm.sf(1 - m), rtol=1e-8)  # 14 were wrong
+    kink = of.Potential(lambda x: torch.relu(first(x) - 1))
+    exact = norm.pdf(1 - m) - (1 - m) * norm.sf(1 - m)
+    np.testing.assert_allclose(kink(laws), exact, rtol=1e-8)  # 5 were
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("axis", [0, 1])
+def test_61_a_jump_beyond_the_last_point_of_a_line_in_the_plane_is_not_overlooked(axis: int) -> None:
+    plane = of.Gaussian([0.0, 0.0], root=torch.eye(2, dtype=torch.float64))
+    for c in (0.0021, 1.746, -1.7535):
+        F = of.Potential(lambda x, c=c: (x[..., axis] > c).to(x.dtype))
+        assert F(plane).item() == pytest.approx(norm.sf(c), rel=1e-6)
 
 
 @pytest.mark.thorough

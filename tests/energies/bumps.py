@@ -15,7 +15,7 @@ from torch import Tensor
 Function = Callable[[Tensor], Tensor]
 
 
-def bump(width: float, centre: float = 0.0) -> Function:
+def bump(width: float, centre: float | Tensor = 0.0) -> Function:
     return lambda x: torch.exp(-((x - centre) / width).square().sum(-1) / 2)
 
 

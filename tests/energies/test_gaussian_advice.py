@@ -103,3 +103,14 @@ def test_narrow_bumps_are_found_in_several_places_and_under_each_law_of_a_batch(
     masses = [[np.exp(-((c - m) @ (c - m)) / (2 * v)) for c in places] for m in mu.mean.numpy()]
     exact = 0.005**2 / v * np.sum(masses, -1)
     assert of.Potential(lambda x: near(x) + far(x))(mu).tolist() == pytest.approx(exact.tolist(), rel=1e-6)
+
+
+@pytest.mark.thorough
+def test_a_bump_that_the_slope_finds_is_in_the_value_too() -> None:
+    """On a floor the values at the first points differ by 1e-9 only, but their slopes in nothing else."""
+    c, w = np.array([1.3, 0.7]), 0.05
+    peak = bump(w, torch.from_numpy(c))
+    F, mu = of.Potential(lambda x: 1 + 100 * peak(x)), of.Gaussian(np.zeros(2), root=np.eye(2))
+    hidden = 100 * w**2 / (1 + w**2) * math.exp(-c @ c / 2 / (1 + w**2))
+    assert F(mu).item() == pytest.approx(1 + hidden, rel=1e-6)  # was 1
+    np.testing.assert_allclose(F.differential(mu)[0], hidden * c / (1 + w**2), rtol=2e-6)

@@ -59,6 +59,21 @@ def test_an_energy_without_an_expectation_is_refused_in_words(d: int) -> None:
             ask(mu)
 
 
+def test_tails_that_may_have_an_expectation_are_not_said_to_have_none() -> None:
+    mu = of.Gaussian([0.0], root=[[1.0]])
+    with pytest.raises(
+        of.InputError, match="have not vanished against the law within 37 standard deviations"
+    ):
+        of.Potential(lambda x: torch.exp(0.49 * x[..., 0].square()))(mu)  # 7.07
+
+
+@pytest.mark.parametrize("d", [1, 2])
+def test_where_a_function_is_not_a_number_is_said(d: int) -> None:
+    laws = of.Gaussian(np.stack([np.full(d, 50.0), np.full(d, 0.4)]), root=np.stack([np.eye(d)] * 2))
+    with pytest.raises(of.InputError, match=r"is not a number at x = \[-0\."):
+        of.Potential(lambda x: x[..., 0].sqrt())(laws)
+
+
 def test_a_pole_is_refused_in_words() -> None:
     with pytest.raises(of.InputError, match=r"error of .* is left"):
         of.Potential(lambda x: 1 / x[..., 0])(of.Gaussian([0.0], root=[[1.0]]))
@@ -251,6 +266,41 @@ def test_an_interaction_of_rank_one_may_have_kinks_off_the_diagonal() -> None:
     for mu in (of.Gaussian([0.3], root=[[S]]), of.Gaussian([0.3, 2.0], root=[[S], [0.0]])):
         assert F(mu).item() == pytest.approx((0.3 + S / math.sqrt(math.pi)) / 2, rel=1e-6)
         assert F.differential(mu)[0][0].item() == pytest.approx(0.5, rel=1e-6)
+
+
+def test_an_interaction_that_is_of_differences_but_for_far_away_is_not_taken_for_one() -> None:
+    """Pairs within three standard deviations see |x - y|^2 / 2, the mean sees what there is beyond."""
+    mu = of.Gaussian([0.0], root=[[1.0]])
+    beyond = norm.pdf(3.5) - 3.5 * norm.sf(3.5)
+    F = of.Interaction(lambda x, y: ((x - y).square() / 2 + 1e3 * torch.relu(x - 3.5)).sum(-1))
+    assert F(mu).item() == pytest.approx(0.5 + 500 * beyond, rel=1e-6)  # was 2.03
+    assert F.differential(mu)[0].item() == pytest.approx(500 * norm.sf(3.5), rel=1e-6)
+    with pytest.raises(of.InputError, match="does not depend on x - y only"):
+        F(of.Gaussian([0.0, 0.0], root=np.eye(2)))
+
+
+def test_what_pairs_have_not_seen_is_seen_by_the_mesh_of_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    mu = of.Gaussian([0.0], root=[[1.0]])
+    F = of.Interaction(lambda x, y: ((x - y).abs() + torch.relu(x + y)).sum(-1))
+    exact = (2 / math.sqrt(math.pi) + 1 / math.sqrt(math.pi)) / 2
+    assert F(mu).item() == pytest.approx(exact, rel=1e-6)
+    monkeypatch.setattr(of.Interaction, "_of_differences", lambda self, mu: True)
+    assert F(mu).item() == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize("width", [0.1, 1e-3, 1e-5])
+def test_a_window_of_differences_may_be_narrow_on_the_line(width: float) -> None:
+    F = of.Interaction(lambda x, y: ((x - y).norm(dim=-1) < width).to(x.dtype))
+    value = norm.cdf(width / math.sqrt(2)) - 0.5
+    assert F(of.Gaussian([0.3], root=[[1.0]])).item() == pytest.approx(value, rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [0.05, 0.005])
+def test_a_window_of_differences_may_be_narrow_in_the_plane(width: float) -> None:
+    F = of.Interaction(lambda x, y: ((x - y).norm(dim=-1) < width).to(x.dtype), rtol=1e-3)
+    mu = of.Gaussian([0.3, 0.1], root=np.eye(2))
+    assert F(mu).item() == pytest.approx(-math.expm1(-(width**2) / 4) / 2, rel=1e-3)
 
 
 def test_an_interaction_that_product_rules_do_not_resolve_is_refused() -> None:

@@ -18,9 +18,10 @@ from otflow.base.integrals.quadrature import Axis, kronrod, stein
 
 Values: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # laws (N,) and points (N, r) -> (N,)
 
-# Boxes per axis to begin with, of two partitions that have no face in common but the middle at most; what
-# both say must agree, as a cap of a ball may hide between the points of a box.
-PARTITIONS = {2: (8, 11), 3: (4, 5)}
+# Boxes per axis to begin with, of two partitions; what both say must agree, as a cap of a ball may hide
+# between the points of a box, or a jump beyond the last of them. The second ends farther out on one side by a
+# part of the reach, so that faces lie elsewhere however often boxes are halved; chosen.
+PARTITIONS = {2: ((8, 0.0), (11, 0.0371)), 3: ((4, 0.0), (5, 0.0371))}
 WORST = 0.1  # boxes are cut that have this part of the error of the worst one; chosen
 ROUNDS = 400  # of cuts, at most; chosen
 PEAKS = 8  # places where the integrand is largest at which a partition begins finer; chosen
@@ -126,10 +127,10 @@ def halved(boxes: Boxes, by: Tensor) -> Boxes:
     return Boxes(law, middle, half, value, size, error)
 
 
-def partition(law: Tensor, reach: float, count: int, peaks: Tensor, spacing: float) -> Boxes:
+def partition(law: Tensor, reach: float, cubed: tuple[int, float], peaks: Tensor, spacing: float) -> Boxes:
     """Cubes up to ``reach`` for the laws (L,), cut around their ``peaks`` (laws, p, r) to ``spacing``."""
-    r = peaks.shape[-1]
-    half = reach / count
+    r, (count, more) = peaks.shape[-1], cubed
+    half = reach * (1 + more / 2) / count
     ticks = (2 * torch.arange(count, device=law.device) + 1).to(peaks) * half - reach
     cubes = torch.cartesian_prod(*[ticks] * r)
     k, n = 1 + r + r * r, len(cubes) * len(law)

@@ -144,27 +144,25 @@ def stein(z: Tensor) -> Tensor:
     return torch.cat([one, products.flatten(-2)], -1)
 
 
-def gap(u: Tensor, rules: Rules) -> Tensor:
-    """How far the two rules are apart on values u (*batch, n), relative to E|u h|; the worst h, (*batch,).
+def worst_gap(u: Tensor, rules: Rules, slopes: Tensor | None = None, mean: Tensor | None = None) -> Tensor:
+    """How far E[u h] is apart by the two rules on values u (*batch, n); the worst h, (*batch,).
+
+    Relative to E|u| for h = 1, and else to E|(u - c) h| with c = E[u] by the finer rule, the ``mean`` if it
+    is known: constants have no slope, and both rules say so up to rounding. Slopes (*batch, r, 1 + r),
+    derivatives of E[u] in mean and root found in another way, are compared too.
 
     NaN where all values are zero, which may be what the points have missed of a narrow bump.
     """
-    return ((u @ rules.gaps).abs() / (u.abs() @ rules.sizes)).amax(-1)
-
-
-def slope_gap(u: Tensor, rules: Rules, slopes: Tensor | None = None) -> Tensor:
-    """How far E[u h] is apart by the two rules, relative to E|(u - c) h|; c = E[u], which has no slope.
-
-    Slopes (*batch, r, 1 + r), derivatives of E[u] in mean and root found in another way, are compared too.
-    """
-    c = (u @ rules.fine)[..., None]
+    c = (u @ rules.fine if mean is None else mean)[..., None]
     v = u - c
-    size = (v.abs() @ rules.sizes)[..., 1:]
-    apart = (v @ rules.gaps)[..., 1:].abs()
+    size = (v.abs() @ rules.sizes).clamp_(min=torch.finfo(u.dtype).tiny)
+    size[..., 0] = u.abs() @ rules.sizes[:, 0]
+    apart = (u @ rules.gaps).abs_()
     if slopes is not None:
-        apart = torch.maximum(apart, ((v @ rules.moments)[..., 1:] - slopes.flatten(-2)).abs())
+        other = ((v @ rules.moments)[..., 1:] - slopes.flatten(-2)).abs()
+        apart[..., 1:] = torch.maximum(apart[..., 1:], other)
     noise = 64 * torch.finfo(u.dtype).eps * c.abs()  # what rounding leaves of u is no disagreement
-    return ((apart - noise).clamp(min=0) / size.clamp(min=torch.finfo(u.dtype).tiny)).amax(-1)
+    return ((apart - noise).clamp_(min=0) / size).amax(-1)
 
 
 # --- rules on an interval -------------------------------------------------------------------------------
@@ -183,6 +181,16 @@ def kronrod(device: torch.device) -> Axis:
     x, wide, narrow = (np.array(a) for a in (NODES, KRONROD, GAUSS))
     arrays = (np.r_[-x, x[-2::-1]], np.r_[wide, wide[-2::-1]], np.r_[narrow, narrow[-2::-1]])
     return Axis(*(torch.as_tensor(a, device=device) for a in arrays))
+
+
+@lru_cache(maxsize=4)
+def extrapolation(device: torch.device) -> Tensor:
+    """What takes values at the points of `kronrod` to those of their polynomial at -1 and 1, (15, 2)."""
+    x = kronrod(device).x
+    apart = x[:, None] - x + torch.eye(len(x), device=device)
+    factors = torch.where(torch.eye(len(x), dtype=torch.bool, device=device), 1.0, (1 - x) / apart)
+    end = factors.prod(-1)
+    return torch.stack([end.flip(0), end], -1)
 
 
 @lru_cache(maxsize=16)

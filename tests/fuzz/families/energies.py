@@ -7,11 +7,12 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from scipy.stats import norm
 
 from tests.fuzz import draws
 from tests.fuzz.clouds import Cloud
 from tests.fuzz.draws import LONG, Array, Rng
-from tests.fuzz.engine import Case, family
+from tests.fuzz.engine import Case, family, slow_family
 from tests.fuzz.families.entropic_transport import TOL, divergence, entropic, off
 from tests.fuzz.families.exact_transport import best, lengths
 
@@ -350,3 +351,66 @@ def contracts(rng: Rng) -> Case:
         ),
     )
     return Case(f"mu = of.Particles(x)\nmax({part}.values())", {"x": x, "A": A}, lambda: 0.0, lambda: 1e-5)
+
+
+# --- on Gaussians: jumps and kinks anywhere, with their closed forms ------------------------------------
+
+RTOL = 1e-6  # of energies on Gaussians
+# For standard normal z: code, E f(z - c) and E f', E f'', and what these are relative to, up to a factor.
+EDGES: dict[str, Callable[[Array], tuple[Array, Array, Array, Array]]] = {
+    "(s > 0).double()": lambda c: (
+        *(norm.sf(c), norm.pdf(c), c * norm.pdf(c)),
+        (1 + abs(c)) * norm.pdf(c) + norm.sf(abs(c)),
+    ),
+    "torch.relu(s)": lambda c: (
+        *(relu := (norm.pdf(c) - c * norm.sf(c), norm.sf(c), norm.pdf(c))),
+        sum(relu),
+    ),
+    "s.abs()": lambda c: (
+        *(2 * norm.pdf(c) + c * (2 * norm.cdf(c) - 1), 1 - 2 * norm.cdf(c), 2 * norm.pdf(c)),
+        1 + 0 * c,
+    ),
+}
+
+
+def edge(rng: Rng, size: int) -> Array:
+    """Places of jumps and kinks, half of them close to eighths, where pieces of meshes may end."""
+    near = rng.integers(-24, 25, size) / 8 + rng.choice([-1, 1], size) * 10 ** rng.uniform(-5, -2, size)
+    return np.where(rng.uniform(size=size) < 0.5, rng.uniform(-4, 4, size), near)
+
+
+def edges(rng: Rng, law: str, c: Array, values: dict[str, Any], e: Array) -> Case:
+    """The mean of f(e.x - c) at standard laws, for c of any shape, and its slopes in mean and root."""
+    code = str(draws.pick(rng, tuple(EDGES)))
+    value, first, second, size = EDGES[code](c)
+    return Case(
+        f"f = lambda s: {code}\nF = of.Potential(lambda x: f(x @ torch.tensor(e) - c))\n"
+        f"mu = {law}\nF(mu), *F.differential(mu)",
+        {**values, "e": e},
+        lambda: (value, first[..., None] * e, second[..., None, None] * np.outer(e, e)),
+        lambda: (RTOL * abs(value), 2 * RTOL * size[..., None], 4 * RTOL * size[..., None, None]),
+    )
+
+
+@family
+def edges_on_the_line(rng: Rng) -> Case:
+    """A jump or a kink under one law."""
+    c = edge(rng, 1)[0]
+    return edges(rng, "of.Gaussian([0.0], root=[[1.0]])", c, {"c": float(c)}, np.ones(1))
+
+
+@family
+def edges_under_many_laws(rng: Rng) -> Case:
+    """A jump or a kink, in another place for each law of a batch; of more than 64 fewer points are taken."""
+    c = edge(rng, int(rng.integers(2, 100)))
+    law = "of.Gaussian(m[:, None], root=np.ones((len(m), 1, 1)))"
+    return edges(rng, law, c, {"c": 0.0, "m": -c}, np.ones(1))
+
+
+@slow_family
+def edges_in_the_plane(rng: Rng) -> Case:
+    """A jump or a kink along an axis, or across both."""
+    angle = float(draws.pick(rng, (0, 0.5, rng.uniform(0, 2)))) * np.pi
+    c, e = edge(rng, 1)[0], np.array([np.cos(angle), np.sin(angle)]).round(15)
+    law = "of.Gaussian([0.0, 0.0], root=np.eye(2))"
+    return edges(rng, law, c, {"c": float(c)}, e / np.linalg.norm(e))
