@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from otflow.base import checks
+from otflow.base.derivatives import followed
 from otflow.base.integrals import meshes, quadrature
 from otflow.base.linalg import sqrtm
 from otflow.base.tangent import Tangent, align
@@ -199,7 +200,8 @@ def _moving(f: Function, mu: Gaussian, mesh: meshes.Mesh) -> Tensor:
     z, w = (a.reshape(*mu.batch, *a.shape[1:]).to(mu.dtype) for a in (mesh.z, mesh.w))
     at = mu.detach()
     x = at.mean[..., None, :] + z @ at.root.mT
-    if not (torch.is_grad_enabled() and mu.requires_grad):
+    forward = any(followed(c) and not c.requires_grad for c in mu.coords)  # by tangents, or by torch.func
+    if not (forward or (torch.is_grad_enabled() and mu.requires_grad)):
         return (w * f(x)).sum(-1)
     inverse = torch.linalg.pinv(at.root, rtol=1e-10 if mu.dtype == torch.float64 else 1e-5)
     shift, turn = (mu.mean - at.mean)[..., None, :], mu.root - at.root

@@ -8,6 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 from scipy.stats import norm
 
 import otflow as of
@@ -324,3 +325,18 @@ def test_projected_fields_tell_how_good_their_integrals_were() -> None:
     field = of.GaussianProjection(of.Perceptron([[-1.0]], [[1.0]]))
     traj = of.flow(of.Gaussian([0.5], root=[[1.0]]), field, of.Euler(), t1=0.2, dt=0.1)
     assert traj.certificates["quadrature"].max() <= 1e-6
+
+
+def test_forward_derivatives_on_a_mesh_are_those_of_the_law() -> None:
+    """d E|X| / dm = erf(m / (s 2^(1/2))), by tangents and by torch.func, which found 0 there."""
+
+    def f(m: Tensor) -> Tensor:
+        return of.Potential(lambda x: x.abs().sum(-1))(of.Gaussian(m, root=[[2.0]]))
+
+    m, one = torch.tensor([0.7], dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    truth = math.erf(0.7 / (2.0 * math.sqrt(2.0)))
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(f(forward_ad.make_dual(m, one))).tangent
+    assert tangent.item() == pytest.approx(truth, rel=1e-9)
+    assert torch.func.jvp(f, (m,), (one,))[1].item() == pytest.approx(truth, rel=1e-9)
+    assert torch.func.grad(f)(m).item() == pytest.approx(truth, rel=1e-9)
