@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 from scipy.stats import norm
+from torch import Tensor
 
 import otflow as of
 from otflow.base.integrals import quadrature
