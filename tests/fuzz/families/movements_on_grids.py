@@ -43,7 +43,8 @@ class Step(NamedTuple):
 
 def on_the_line(energy: str, tau: float, axis: Array, step: Step) -> Case:
     h = axis[1] - axis[0]
-    slack = (2 * LINE_TOL + (h / step.width) ** step.order) * (step.length + h)
+    # Cells shift equilibria too, by a part of their width, so that the shortest ways have errors as well.
+    slack = 2 * LINE_TOL * (step.length + h) + (h / step.width) ** step.order * (step.length + step.width)
     return Case(
         f"mu = of.Grid(np.diff(levels) / {h!r}, [axis])\nmove = of.jko_step(mu, {energy}, {tau!r})\n"
         f"below = np.cumsum(move.mu.density.numpy()) * {h!r}\n"
