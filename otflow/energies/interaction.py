@@ -133,7 +133,7 @@ class Interaction(Energy):
         x, y = (mu.mean[..., None, :] + z @ mu.root.mT).chunk(2, -2)
         both = self._at(torch.cat([x, x - y], -2), torch.cat([y, torch.zeros_like(y)], -2))
         value, moved = both.chunk(2, -1)
-        if torch.equal(value, moved):  # as a rule, and a fast answer
+        if bool((value == moved).all()):  # as a rule, and a fast answer
             return bool(value.any())
         value, moved = (a.unflatten(-1, (-1, PROBES)) for a in (value, moved))
         size = value.abs().nan_to_num(0.0, 0.0).amax(-1)
