@@ -38,6 +38,8 @@ from otflow.measures import Gaussian, Measure, Particles
 
 # Gauss-Hermite nodes per column of the root, by their number; chosen: at most some thousand nodes in all.
 AXIS = {1: 48, 2: 24, 3: 12, 4: 8, 5: 5, 6: 4, 7: 3}
+# More nodes per axis of a rule to compare with, up to where these are some thousand; of other parity.
+MORE = {1: 3, 2: 3, 3: 1}
 # Half-width of a Gaussian integral in standard deviations, and the highest frequency; rounding: exp(-72)
 # and 1 / sinh(12 pi) are below it.
 REACH = 12.0
@@ -337,7 +339,10 @@ def _graded(order: int, levels: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _over_nodes(field: TokenField, t: Tensor, mu: Gaussian) -> Tangent:
-    """The field of the law's quadrature nodes, refused unless another root gives the same."""
+    """The field of the law's quadrature nodes, refused unless another root and another rule give the same.
+
+    At a kink two rules may agree by chance, three hardly do.
+    """
     r = mu.root.shape[-1]
     if r not in AXIS:
         remedy = "pass Gaussian(mean, cov=cov) if d is less, or use Particles"
@@ -346,7 +351,9 @@ def _over_nodes(field: TokenField, t: Tensor, mu: Gaussian) -> Tangent:
     with torch.no_grad():
         turn = torch.as_tensor(_rotation(max(r, 2)), dtype=mu.dtype, device=mu.device)
         other, _ = _cloud(field, t, mu.at([mu.mean, widen(mu.root, max(r, 2)) @ turn]))
-        pairs = zip(v, (other[0], (other[1] @ turn.mT)[..., :r]), sizes, strict=True)
+        turned = other[0], (other[1] @ turn.mT)[..., :r]
+        others = [turned] if r not in MORE else [turned, _cloud(field, t, mu, MORE[r])[0]]
+        pairs = [pair for other in others for pair in zip(v, other, sizes, strict=True)]
         gap = max(float(((a - b).abs().amax(-1) / size).max()) for a, b, size in pairs)
         quadrature.note(torch.tensor(gap))
     if not gap <= max(1e-6, 1e3 * torch.finfo(mu.dtype).eps):
@@ -356,9 +363,11 @@ def _over_nodes(field: TokenField, t: Tensor, mu: Gaussian) -> Tangent:
     return v
 
 
-def _cloud(field: TokenField, t: Tensor, mu: Gaussian) -> tuple[Tangent, tuple[Tensor, Tensor]]:
+def _cloud(
+    field: TokenField, t: Tensor, mu: Gaussian, more: int = 0
+) -> tuple[Tangent, tuple[Tensor, Tensor]]:
     """E[v] and E[v z^T] over nodes, and the sizes E|v| and E|v||z| of what is averaged."""
-    z, w = (torch.as_tensor(a, dtype=mu.dtype, device=mu.device) for a in _nodes(mu.root.shape[-1]))
+    z, w = (torch.as_tensor(a, dtype=mu.dtype, device=mu.device) for a in _nodes(mu.root.shape[-1], more))
     cloud = Particles(mu.mean[..., None, :] + z @ mu.root.mT, w)
     v, carry = field.velocity_at(t, cloud, cloud.x, None, None)
     v = v.expand(*mu.batch, *v.shape[-2:])
@@ -371,9 +380,9 @@ def _cloud(field: TokenField, t: Tensor, mu: Gaussian) -> tuple[Tangent, tuple[T
 
 
 @lru_cache(maxsize=8)
-def _nodes(r: int) -> tuple[np.ndarray, np.ndarray]:
+def _nodes(r: int, more: int) -> tuple[np.ndarray, np.ndarray]:
     """A product rule for N(0, I_r); unlike a cubature it has positive weights, as attention needs them."""
-    return quadrature.hermite(r, AXIS[r])
+    return quadrature.hermite(r, AXIS[r] + more)
 
 
 @lru_cache(maxsize=8)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.linalg
 import torch
+from torch import Tensor
 
 import otflow as of
 from otflow.base import linalg
@@ -103,3 +105,16 @@ def test_a_damped_oscillation_that_euler_makes_grow_is_not_ok() -> None:
     assert run.status == "unstable"
     grows = of.Perceptron(-A, np.eye(2), activation=None)  # this one does so by itself
     assert of.flow(of.Particles([[1.0, 0.0]]), grows, of.RK4(), t1=25.0, dt=0.5).status == "ok"
+
+
+class Bent(of.fields.TokenField):
+    """relu(x + 2.753...), which two quadratures of a field had wrong by 6e-5, and equal to 1e-6."""
+
+    def velocity_at(self, t: Any, mu: Any, points: Tensor, label: Any, carry: Any) -> tuple[Tensor, None]:
+        return 0.545751007497881 * torch.relu(points + 2.753298029946945), None
+
+
+def test_a_kink_on_which_two_rules_agree_by_chance_is_refused() -> None:
+    mu = of.Gaussian([0.04830971394311856], root=[[0.9201920679825857]])
+    with pytest.raises(of.InputError, match="quadrature error"):
+        of.GaussianProjection(Bent())(0.0, mu)

@@ -60,7 +60,9 @@ def long(m: Weights) -> Weights:
 def sizes(kind: str, m: Weights, x: Array, points: Array) -> Array:
     """What a score is a sum of, in absolute values, (m, n)."""
     q, k = abs(points) @ abs(m[0]).T, abs(x) @ abs(m[1]).T
-    if kind == "L2":
+    if kind == "L2":  # seen from a point amid the tokens, which has a query and a key of its own
+        c = abs(x).max(0)
+        q, k = q + c @ abs(m[0]).T + c @ abs(m[1]).T, k + c @ abs(m[1]).T
         return np.asarray(((q[:, None] + k[None]) ** 2).sum(-1))
     return np.asarray(q @ k.T)
 

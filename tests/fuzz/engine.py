@@ -184,6 +184,7 @@ def worst(found: Array, wanted: Array, bound: Any) -> float:
     error = np.where(found == wanted, 0, np.abs(found - wanted))
     share = np.where(error == 0, 0, error / np.asarray(bound, dtype=np.longdouble))
     share = np.where(np.isnan(share) | ~np.isfinite(found) & (found != wanted), np.inf, share)
+    share = np.where(np.isposinf(bound) & ~np.isnan(found), 0, share)  # anything goes, but no NaN
     return float(share.max()) if share.size else 0.0
 
 
