@@ -118,3 +118,20 @@ def test_a_kink_on_which_two_rules_agree_by_chance_is_refused() -> None:
     mu = of.Gaussian([0.04830971394311856], root=[[0.9201920679825857]])
     with pytest.raises(of.InputError, match="quadrature error"):
         of.GaussianProjection(Bent())(0.0, mu)
+
+
+def test_tokens_without_weight_to_speak_of_are_at_rest_after_a_step_or_it_says_so() -> None:
+    """A residual is a mean over the mass: one of 1e-24 of it ended 13 away from its minimiser, ok."""
+    x = np.array([[0.86675831644061, 0.20887216454537], [0.16314570921102, -0.61298876938382]])
+    F = of.QuadraticPotential([[0.25, 0.05], [0.05, 1.8]], [-0.5, 1.6]) + of.QuadraticInteraction(
+        [[2.55, 0.6], [0.6, 1.9]]
+    )
+    heavy = of.jko_step(of.Particles(x[:1]), F, 62.0).mu.x
+    move = of.jko_step(of.Particles(x, [1.0, 1.5e-24]), F, 62.0, on_failure="return")
+    torch.testing.assert_close(move.mu.x[:1], heavy)
+    # (I + tau (A + K)) y = x + tau (b + K m), with m the heavy one
+    A, K = np.array([[0.25, 0.05], [0.05, 1.8]]), np.array([[2.55, 0.6], [0.6, 1.9]])
+    right = np.array([-0.5, 1.6]) + K @ heavy[0].numpy()
+    light = np.linalg.solve(np.eye(2) + 62.0 * (A + K), x[1] + 62.0 * right)
+    assert move.status == "stalled" or np.abs(move.mu.x[1].numpy() - light).max() < 1e-6
+    assert of.jko_step(of.Particles(x, [1.0, 1e-6]), F, 62.0).status == "ok"
