@@ -35,9 +35,9 @@ SHEER = 1e4
 ROUNDS = 2
 # The longest implicit step in log t; chosen: t grows by no more than a half within it.
 STRIDE = 0.4
-# How far laws with small survivors are followed by implicit steps to see if these stay; chosen: two decades.
+# How far laws with small survivors are followed by implicit steps to see if they stay; chosen: 3 decades.
 # Farther on rounding, which grows like t, is soon all that they show.
-AHEAD = 2 * math.log(10)
+AHEAD = 3 * math.log(10)
 # Chosen: a root turns if holding it still leaves less than a tenth of its velocity, or less than half where
 # the velocity exceeds three times the root per unit of log t.
 TURNING, FAST = 0.1, 3.0
@@ -198,7 +198,23 @@ class _Run(NamedTuple):
     @property
     def open(self) -> Tensor:
         """Members without a verdict."""
-        return ~(self.watch.held | self.watch.grown | (self.codes == status.code("blow_up")))
+        return ~(self.watch.held | self.unresolved | self.diverged)
+
+    @property
+    def diverged(self) -> Tensor:
+        return self._grown & ~self.unresolved
+
+    @property
+    def unresolved(self) -> Tensor:
+        """Claims neither confirmed nor refuted, because steps are too short or too rough for stiff modes."""
+        if self.watch.rank is None:
+            return torch.zeros_like(self.watch.held)
+        failed = torch.ones_like(self.watch.held) if self.watch.explicit else self._grown
+        return failed & ~(self.watch.held | self.watch.creeps)
+
+    @property
+    def _grown(self) -> Tensor:
+        return self.watch.grown | (self.codes == status.code("blow_up"))
 
     @property
     def small(self) -> Tensor:
@@ -210,17 +226,22 @@ class _Run(NamedTuple):
     def verdict(self) -> Limit:
         v = self.path.evaluate(self.s, self.mu)[0]
         t = self.path.time(self.s)
-        diverged = self.watch.grown | (self.codes == status.code("blow_up"))
+        diverged = self.diverged
         settled = self.watch.held & ~diverged
         modes = Modes.of(self.path, self.s, self.mu)
         stays = _staying(self, modes)
         growth = ratio(torch.linalg.matrix_norm(v[1]), torch.linalg.matrix_norm(self.mu.root)).double()
         when = torch.where(growth <= SHEER, torch.full_like(t, math.inf), t)
-        codes = torch.where(settled, 0, torch.where(diverged, status.code("blow_up"), status.code("budget")))
+        # What a check has not decided stays as claimed.
+        claim, rank = self.unresolved, stays.sum(-1)
+        rank = rank if self.watch.rank is None else torch.where(claim, self.watch.rank, rank)
+        codes = torch.where(
+            settled | claim, 0, torch.where(diverged, status.code("blow_up"), status.code("budget"))
+        )
         return Limit(
             measure=_where(settled, self.mu.at([self.mu.mean, modes.root(stays)]), self.mu),
             status=status.names(codes),
-            rank=stays.sum(-1),
+            rank=rank,
             spectrum=widen(modes.sigma.square(), self.mu.d)[..., : self.mu.d],
             slopes=widen(modes.slopes, self.mu.d)[..., : self.mu.d],
             rate=torch.where(settled, self.watch.rate, math.nan),
@@ -262,29 +283,28 @@ def _again(first: _Run, mu0: Gaussian, options: _Options, rounds: int = ROUNDS) 
     which, result = first.open, first.verdict()
     if not rounds or not bool(which.any()):
         return result
-    path = first.path.after(first.s, _turning(first))
-    stepper = Rosenbrock(options.rtol**0.5, _atol(mu0), longest=STRIDE)
-    short = options._replace(length=min(options.length, AHEAD))
 
     def on(path: Stretched, mu: Gaussian, mu0: Gaussian, rank: Tensor | None) -> Limit:
-        run = _run(path, mu, mu0, stepper, options, rank=rank)
-        return _confirmed(run, _again(run, mu0, options, rounds - 1), mu0, ahead, run.small)
+        run = _run(path, mu, mu0, _implicit(mu0, options), options, rank=rank)
+        return _confirmed(run, _again(run, mu0, options, rounds - 1), mu0, _ahead(options), run.small)
 
-    def ahead(path: Stretched, mu: Gaussian, mu0: Gaussian, rank: Tensor | None) -> Limit:
-        return _run(path, mu, mu0, stepper, short, rank=rank).verdict()
-
+    path = first.path.after(first.s, _turning(first))
     return _filled(which, _some(which, on, path, first.mu, mu0, first.watch.rank), result)
 
 
-def _confirmed(run: _Run, result: Limit, mu0: Gaussian, on: Follow, among: Tensor) -> Limit:
+def _implicit(mu0: Gaussian, options: _Options) -> Rosenbrock:
+    return Rosenbrock(options.rtol**0.5, _atol(mu0), longest=STRIDE)
+
+
+def _confirmed(first: _Run, result: Limit, mu0: Gaussian, on: Follow, among: Tensor) -> Limit:
     """The verdicts, after following laws at rest to see whether what they are said to tend to moves.
 
     What was found first is kept, to the last digit, unless the verdict changes.
     """
-    which = run.watch.settled & run.watch.moves & (run.watch.rank is None) & among
+    which = first.watch.settled & first.watch.moves & (first.watch.rank is None) & among
     if not bool(which.any()):
         return result
-    later = _some(which, on, run.path.after(run.s, run.path.still), run.mu, mu0, result.rank)
+    later = _some(which, on, first.path.after(first.s, first.path.still), first.mu, mu0, result.rank)
     now = result.member(which)
     other = torch.as_tensor(later.status != now.status) | (later.rank != now.rank)
     if not bool(other.any()):
@@ -293,11 +313,25 @@ def _confirmed(run: _Run, result: Limit, mu0: Gaussian, on: Follow, among: Tenso
 
 
 def _patiently(options: _Options) -> Follow:
-    """Explicit steps until only rounding is left, and whatever they lead to."""
+    """Explicit steps until only rounding is left, and what follows; where they fail, a look ahead."""
 
     def on(path: Stretched, mu: Gaussian, mu0: Gaussian, rank: Tensor | None) -> Limit:
         run = _run(path, mu, mu0, Dopri5(options.rtol, _atol(mu0)), options, rank=rank)
-        return _again(run, mu0, options)
+        found, rough = _again(run, mu0, options), run.unresolved
+        if not bool(rough.any()):
+            return found
+        start = path.after(torch.zeros_like(run.s), _turning(run._replace(mu=mu, s=torch.zeros_like(run.s))))
+        return _filled(rough, _some(rough, _ahead(options), start, mu, mu0, rank), found)
+
+    return on
+
+
+def _ahead(options: _Options) -> Follow:
+    """A few decades of implicit steps."""
+    short = options._replace(length=min(options.length, AHEAD))
+
+    def on(path: Stretched, mu: Gaussian, mu0: Gaussian, rank: Tensor | None) -> Limit:
+        return _run(path, mu, mu0, _implicit(mu0, options), short, rank=rank).verdict()
 
     return on
 

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from otflow.dynamics.creeping import FASTER, SLOWER, Creep, Windows
+from otflow.dynamics.creeping import Creep, Windows
 from otflow.dynamics.stretched_time import Modes, Motion, Stretched, shaken
 from otflow.measures import Gaussian, Measure
 
@@ -53,8 +53,8 @@ class Watch:
         self.speed = self.level = self.since
         self.rate = torch.full_like(self.size0, math.nan)
         self.settled = self.grown = self.stuck = torch.zeros_like(self.size0, dtype=torch.bool)
-        self.held = self.moves = self.settled
-        self.windows = Windows(HOLD, SLOWER if explicit or rank is None else FASTER, self.size0)
+        self.held = self.moves = self.creeps = self.settled
+        self.windows = Windows(HOLD, self.size0)
 
     def __call__(self, s: Tensor, mu: Measure) -> Tensor:
         m = self._motion(s, cast(Gaussian, mu))
@@ -85,6 +85,9 @@ class Watch:
         self.since = torch.where(rest, torch.minimum(self.since, s), math.inf)
         slower = (m.speed < self.level) | (m.speed <= 0.01 * self.tol * m.size)
         held = rest & (s - self.since >= HOLD) & slower
+        if self.rank is not None:  # errors of short steps may go up and down beyond the tolerance
+            rest = torch.ones_like(rest)
+            held = (m.speed <= FLOOR * m.size) & (s >= HOLD)
         gone = (m.size <= NOTHING * self.size0) & (m.speed < self.speed)
         noise = (m.speed <= rounding) & (m.speed <= FLOOR * m.size)
         centred = m.drift <= self.tol * torch.maximum(m.offset, self.reach0)
@@ -122,13 +125,14 @@ class Watch:
         """Whether all that is claimed to stay does so ever slower, or moves by rounding only."""
         limit = creep.limit()
         self.windows.add(s, torch.cat([creep.speeds, limit.speeds], -1), rest)
-        falling = self.windows.falling
-        if self.rank is None and bool(falling.all(-1)[rest].all()):
+        rising = self.windows.rising
+        if self.rank is None and not bool(rising[rest].any()):
             self.moves = rest
             return torch.ones_like(rest)
         seen = limit.seen()
         self.moves = seen.any(-1) & ~gone
-        return ~(torch.cat([creep.seen(), seen], -1) & ~falling).any(-1)
+        self.creeps = (seen & self.windows.rose[..., -seen.shape[-1] :]).any(-1)
+        return ~(torch.cat([creep.seen(), seen], -1) & rising).any(-1)
 
     def _slow(self, s: Tensor) -> Tensor:
         self.calls += 1
