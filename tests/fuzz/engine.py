@@ -7,7 +7,7 @@ reads, so that a failure is its own replay. It ends in one of six ways:
 * refused: an error of otflow with a message, or a status other than "ok" that says so;
 * wrong: beyond the bound, of another shape, or NaN or infinite where the truth is finite;
 * raw: an exception or a warning that is none of otflow's, for input that a user may well have;
-* hang: no answer within `PATIENCE` seconds;
+* hang: no answer within `PATIENCE` seconds of processor time, as a loaded machine is no fault;
 * oracle: the independent computation itself failed, which is a fault of the fuzzer.
 """
 
@@ -115,13 +115,13 @@ def patience(seconds: float) -> Iterator[None]:
     def ring(*_: object) -> None:
         raise Hang
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGPROF, ring)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def run(case: Case) -> Any:
