@@ -33,6 +33,7 @@ PATIENCE = 50  # explicit steps after which progress is judged; chosen
 PACE = 0.01  # a law whose explicit steps are on average shorter than this in log t is stuck; chosen
 # Chosen: the same for a law at rest that is followed only to see whether it stays there.
 CHECK_PACE = 0.04
+LATEST = math.log(1e290)  # log t after which times and velocities would soon be no numbers
 STEEP = 10.0  # a law that grows faster than this in log t needs short steps and is not stuck; chosen
 # Chosen: motion up to this many times the largest effect of so many roundings of the law counts as none.
 ROUNDING, PATTERNS = 8.0, 4
@@ -179,7 +180,8 @@ class Watch:
         fall = (self.level.log() - m.speed.log()) / (s - self.since)  # over the time at rest
         self.rate = torch.where(new & torch.isfinite(fall), fall, self.rate)
         self.s, self.speed = torch.where(new, s, self.s), torch.where(new, m.speed, self.speed)
-        return self.settled | self.grown | self.stuck
+        late = self.path.scale.log() + self.path.start + s > LATEST
+        return self.settled | self.grown | self.stuck | late
 
     def _motion(self, s: Tensor, mu: Gaussian) -> Motion:
         return Motion.of(self.path.evaluate(s, mu)[0], mu)
