@@ -187,13 +187,14 @@ Follow = Callable[[Stretched, Gaussian, Gaussian, Tensor | None], "Limit"]
 
 
 class _Run(NamedTuple):
-    """A path as far as it was followed."""
+    """A path as far as it was followed; as a check, to see whether a claim holds."""
 
     path: Stretched
     watch: Watch
     mu: Gaussian
     s: Tensor
     codes: Tensor
+    check: bool
 
     @property
     def open(self) -> Tensor:
@@ -202,19 +203,22 @@ class _Run(NamedTuple):
 
     @property
     def diverged(self) -> Tensor:
-        return self._grown & ~self.unresolved
+        if self.watch.rank is None:
+            return self.watch.grown | self._ended
+        # What creeps has to grow before the eyes of the watch; a run so late may end by rounding.
+        return self.watch.grown & ~self.unresolved
 
     @property
     def unresolved(self) -> Tensor:
         """Claims neither confirmed nor refuted, because steps are too short or too rough for stiff modes."""
-        if self.watch.rank is None:
+        if not self.check:
             return torch.zeros_like(self.watch.held)
-        failed = torch.ones_like(self.watch.held) if self.watch.explicit else self._grown
-        return failed & ~(self.watch.held | self.watch.creeps)
+        explicit = torch.full_like(self.watch.held, self.watch.explicit)
+        return (explicit | self.watch.grown | self._ended) & ~(self.watch.held | self.watch.creeps)
 
     @property
-    def _grown(self) -> Tensor:
-        return self.watch.grown | (self.codes == status.code("blow_up"))
+    def _ended(self) -> Tensor:
+        return self.codes == status.code("blow_up")
 
     @property
     def small(self) -> Tensor:
@@ -258,6 +262,7 @@ def _run(
     options: _Options,
     *,
     rank: Tensor | None = None,
+    check: bool = False,
 ) -> _Run:
     watch = Watch(path, mu0, options.tol, explicit=isinstance(stepper, Dopri5), rank=rank)
     traj = flow(
@@ -272,7 +277,7 @@ def _run(
     )
     s = torch.where(traj.ended.isnan(), options.length, traj.ended)
     codes = torch.as_tensor([status.code(name) for name in np.ravel(traj.status)]).reshape(mu.batch)
-    return _Run(path, watch, checks.instance(traj.final, Gaussian, "mu"), s, codes)
+    return _Run(path, watch, checks.instance(traj.final, Gaussian, "mu"), s, codes, check)
 
 
 def _again(first: _Run, mu0: Gaussian, options: _Options, rounds: int = ROUNDS) -> Limit:
@@ -316,7 +321,7 @@ def _patiently(options: _Options) -> Follow:
     """Explicit steps until only rounding is left, and what follows; where they fail, a look ahead."""
 
     def on(path: Stretched, mu: Gaussian, mu0: Gaussian, rank: Tensor | None) -> Limit:
-        run = _run(path, mu, mu0, Dopri5(options.rtol, _atol(mu0)), options, rank=rank)
+        run = _run(path, mu, mu0, Dopri5(options.rtol, _atol(mu0)), options, rank=rank, check=True)
         found, rough = _again(run, mu0, options), run.unresolved
         if not bool(rough.any()):
             return found
@@ -331,7 +336,7 @@ def _ahead(options: _Options) -> Follow:
     short = options._replace(length=min(options.length, AHEAD))
 
     def on(path: Stretched, mu: Gaussian, mu0: Gaussian, rank: Tensor | None) -> Limit:
-        return _run(path, mu, mu0, _implicit(mu0, options), short, rank=rank).verdict()
+        return _run(path, mu, mu0, _implicit(mu0, options), short, rank=rank, check=True).verdict()
 
     return on
 

@@ -1,14 +1,18 @@
-"""Settling of a law: when it is at rest, has diverged, or is too stiff for explicit steps."""
+"""Settling of a law: when it is at rest, creeps, has diverged, or is too stiff for explicit steps.
+
+A mode with d lambda/dt = -a lambda and a tiny a > 0 has the slope d log lambda / d log t = -a t: near zero
+for very long, but growing. One that approaches a positive limit like t^-p has a slope that falls like t^-p.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from otflow.dynamics.creeping import Creep, Windows
+from otflow.base.linalg import ratio
 from otflow.dynamics.stretched_time import Modes, Motion, Stretched, shaken
 from otflow.measures import Gaussian, Measure
 
@@ -29,7 +33,116 @@ PATIENCE = 50  # explicit steps after which progress is judged; chosen
 PACE = 0.01  # a law whose explicit steps are on average shorter than this in log t is stuck; chosen
 # Chosen: the same for a law at rest that is followed only to see whether it stays there.
 CHECK_PACE = 0.04
+LATEST = math.log(1e290)  # log t after which times and velocities would soon be no numbers
 STEEP = 10.0  # a law that grows faster than this in log t needs short steps and is not stuck; chosen
+# Chosen: motion up to this many times the largest effect of so many roundings of the law counts as none.
+ROUNDING, PATTERNS = 8.0, 4
+PATTERN = 1009  # where one pattern of roundings ends and the next begins; larger than any root
+# Chosen: motion does not slow down if all of it in a window of log t exceeds this fraction of its peak in the
+# one before. At constant velocity that is one; errors of steps at the edge of stability go up and down.
+SLOWER = 0.95
+
+
+class _Rates(NamedTuple):
+    """Velocities per unit of log t: of the covariance (d, d), of the mean, and of eigenvalues, relative."""
+
+    cov: Tensor
+    mean: Tensor
+    modes: Tensor
+
+    @classmethod
+    def of(cls, path: Stretched, s: Tensor, mu: Gaussian, basis: Modes) -> _Rates:
+        v = path.evaluate(s, mu)[0]
+        half = v[1] @ mu.root.mT
+        turned = (basis.u.mT @ v[1]) * (basis.u.mT @ mu.root)  # in a fixed basis, shaken or not
+        return cls(half + half.mT, v[0], 2 * ratio(turned.sum(-1), basis.sigma.square()))
+
+    def minus(self, other: _Rates) -> _Rates:
+        return _Rates(*(a - b for a, b in zip(self, other, strict=True)))
+
+
+class Creep(NamedTuple):
+    """How fast a law moves on a path: of the eigenvalues only those that are claimed to stay count."""
+
+    path: Stretched
+    s: Tensor
+    mu: Gaussian
+    modes: Modes
+    claimed: Tensor
+    reach: Tensor
+    rates: _Rates
+
+    @classmethod
+    def of(
+        cls, path: Stretched, s: Tensor, mu: Gaussian, modes: Modes, claimed: Tensor, reach: Tensor
+    ) -> Creep:
+        return cls(path, s, mu, modes, claimed, reach, _Rates.of(path, s, mu, modes))
+
+    def limit(self) -> Creep:
+        """The same of the law that is claimed to be the limit, which has to be at rest."""
+        mu = self.mu.at([self.mu.mean, _rounded(self.modes.root(self.claimed))])
+        return Creep.of(self.path, self.s, mu, self.modes, self.claimed, self.reach)
+
+    @property
+    def speeds(self) -> Tensor:
+        """Relative and per unit of log t, of covariance, mean and eigenvalues, (*batch, 2 + r)."""
+        return self._sizes(self.rates)
+
+    def seen(self) -> Tensor:
+        """Which speeds are more than rounding, (*batch, 2 + r)."""
+        rounding = torch.zeros_like(self.speeds)
+        for k in range(PATTERNS):
+            other = _Rates.of(self.path, self.s, shaken(self.mu, k * PATTERN), self.modes)
+            rounding = torch.maximum(rounding, self._sizes(other.minus(self.rates)))
+        return self.speeds > ROUNDING * rounding
+
+    def _sizes(self, rates: _Rates) -> Tensor:
+        cov = ratio(torch.linalg.matrix_norm(rates.cov), torch.linalg.matrix_norm(self.mu.cov)).double()
+        mean = ratio(torch.linalg.vector_norm(rates.mean, dim=-1).double(), self.reach)
+        modes = torch.where(self.claimed, rates.modes.abs(), 0.0).double()
+        return torch.cat([cov[..., None], mean[..., None], modes], -1)
+
+
+def _rounded(root: Tensor) -> Tensor:
+    """The root without entries that are rounding beside its largest one.
+
+    A mode that has vanished leaves such entries behind. Where coordinates and modes agree, what remains
+    is the limit to all digits, and even the slowest motion of it can be seen.
+    """
+    size = root.abs()
+    return torch.where(size > 4 * torch.finfo(root.dtype).eps * size.amax((-1, -2), keepdim=True), root, 0.0)
+
+
+class Decades:
+    """Speeds over windows of log t that follow each other, to see whether they rise.
+
+    At its beginning a window says little, so what rose in the one before is said to rise until it ends.
+    """
+
+    def __init__(self, length: float, like: Tensor) -> None:
+        self.length, self.start = length, torch.full_like(like, math.inf)
+        self.before = self.low = self.peak = torch.full_like(like, math.inf)[..., None]
+        self.rose = torch.zeros_like(self.peak, dtype=torch.bool)
+
+    def add(self, s: Tensor, speeds: Tensor, rest: Tensor) -> None:
+        """Speeds at the time s; members that do not rest begin anew when they do."""
+        begins = (rest & self.start.isinf())[..., None]
+        turns = begins | (s - self.start >= self.length)[..., None]
+        self.rose = torch.where(turns, self._rises() & ~begins, self.rose) & rest[..., None]
+        before = torch.where(begins, math.inf, torch.where(turns, self.peak, self.before))
+        low = torch.where(turns, speeds, torch.minimum(self.low, speeds))
+        peak = torch.where(turns, speeds, torch.maximum(self.peak, speeds))
+        self.before, self.low, self.peak = (
+            torch.where(rest[..., None], a, math.inf) for a in (before, low, peak)
+        )
+        self.start = torch.where(rest, torch.where(turns[..., 0], s, self.start), math.inf)
+
+    def _rises(self) -> Tensor:
+        return self.low > SLOWER * self.before
+
+    @property
+    def rising(self) -> Tensor:
+        return self._rises() | self.rose
 
 
 class Watch:
@@ -54,7 +167,7 @@ class Watch:
         self.rate = torch.full_like(self.size0, math.nan)
         self.settled = self.grown = self.stuck = torch.zeros_like(self.size0, dtype=torch.bool)
         self.held = self.moves = self.creeps = self.settled
-        self.windows = Windows(HOLD, self.size0)
+        self.decades = Decades(HOLD, self.size0)
 
     def __call__(self, s: Tensor, mu: Measure) -> Tensor:
         m = self._motion(s, cast(Gaussian, mu))
@@ -67,7 +180,8 @@ class Watch:
         fall = (self.level.log() - m.speed.log()) / (s - self.since)  # over the time at rest
         self.rate = torch.where(new & torch.isfinite(fall), fall, self.rate)
         self.s, self.speed = torch.where(new, s, self.s), torch.where(new, m.speed, self.speed)
-        return self.settled | self.grown | self.stuck
+        late = self.path.scale.log() + self.path.start + s > LATEST
+        return self.settled | self.grown | self.stuck | late
 
     def _motion(self, s: Tensor, mu: Gaussian) -> Motion:
         return Motion.of(self.path.evaluate(s, mu)[0], mu)
@@ -124,14 +238,14 @@ class Watch:
     def _steady(self, s: Tensor, creep: Creep, rest: Tensor, gone: Tensor) -> Tensor:
         """Whether all that is claimed to stay does so ever slower, or moves by rounding only."""
         limit = creep.limit()
-        self.windows.add(s, torch.cat([creep.speeds, limit.speeds], -1), rest)
-        rising = self.windows.rising
+        self.decades.add(s, torch.cat([creep.speeds, limit.speeds], -1), rest)
+        rising = self.decades.rising
         if self.rank is None and not bool(rising[rest].any()):
             self.moves = rest
             return torch.ones_like(rest)
         seen = limit.seen()
         self.moves = seen.any(-1) & ~gone
-        self.creeps = (seen & self.windows.rose[..., -seen.shape[-1] :]).any(-1)
+        self.creeps = (seen & self.decades.rose[..., -seen.shape[-1] :]).any(-1)
         return ~(torch.cat([creep.seen(), seen], -1) & rising).any(-1)
 
     def _slow(self, s: Tensor) -> Tensor:
