@@ -69,10 +69,16 @@ def examine(run: FlowRun, problem: FlowProblem, deadline: float | None) -> tuple
     for halt in _halts(run, trail, deadline):
         run = _uphill(run, halt, problem, deadline)
         if (grown := _outgrown(halt, problem, deadline)) is not None:
-            run = _verdict_on(run, "unstable", grown.which)
             late.append(grown)
     for suspects in [*trail.suspects[:GROUPS], *late]:
         found = _careful(suspects, quiet, run.message, deadline)
+        if suspects.lags is not None:
+            # Coarse steps that lag behind growth are inaccurate and no more, unless they have passed a pole.
+            fine = suspects.lags & (found.codes == status.code("unstable"))
+            suspects = replace(suspects, which=suspects.which & ~fine)
+            if not bool(suspects.which.any()):
+                continue
+            run = _verdict_on(run, "unstable", suspects.which)
         blown = suspects.which & (found.codes == status.code("blow_up"))
         run = replace(
             run,
@@ -285,9 +291,10 @@ def _outgrown(halt: Halt, problem: FlowProblem, deadline: float) -> Suspects | N
     except Exception:  # of somebody else's field: nothing is known
         return None
     ratio = size(fine.mu) / size(run.mu)
-    # Within the limit, growth that lags behind that of the equation is an error of the step and no more.
-    wrong = grown & ((fine.codes != 0) | (ratio < 0.1) | ((ratio > 10) & (z > 1)))
-    return Suspects(wrong, past, float(run.t - run.dt)) if bool(wrong.any()) else None
+    gone = (fine.codes != 0) | (ratio < 0.1)
+    lags = grown & ~gone & (ratio > 10) & (z > 1)
+    wrong = (grown & gone) | lags
+    return Suspects(wrong, past, float(run.t - run.dt), lags) if bool(wrong.any()) else None
 
 
 def _mended(halt: Halt, grown: Tensor, z: float) -> tuple[FlowRun, float]:

@@ -44,6 +44,9 @@ class Suspects:
     which: Tensor  # (*batch,)
     past: tuple[FlowRun, ...]  # good states, oldest first: the latest few, and fewer and fewer of older ones
     t: float  # when that step would have ended
+    lags: Tensor | None = (
+        None  # (*batch,): who grew less than shorter steps do, which may be no more than an error
+    )
 
 
 class Halt(NamedTuple):

@@ -128,7 +128,7 @@ def _underflow(
     exploding = (1e4 * ulp * speed > size) & (_product(done.v[0], mu.coords, mu) > 0)
     if done.failed is not None:  # an inner solver met scores beyond floating point
         large = size > torch.finfo(mu.dtype).max ** 0.25
-        exploding = exploding | (large & (done.failed == code("blow_up")))
+        huge = huge | (large & (done.failed == code("blow_up")))
     bad = torch.stack([~torch.isfinite(_reach(v, mu)) for v in done.v]).any(0)
     codes = torch.where(bad, code("invalid"), code("stalled"))
     codes = torch.where(huge, code("overflow"), codes)
