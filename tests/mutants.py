@@ -156,13 +156,6 @@ MUTANTS = (
         "dynamics/test_flow.py",
     ),
     Mutant(
-        "error bars of blow-up without the steps before",
-        "dynamics/divergence.py",
-        "error = error + _earlier(trial, when, h)",
-        "error = error + 0 * _earlier(trial, when, h)",
-        "dynamics/test_divergence.py",
-    ),
-    Mutant(
         "adaptive steps accepted with ten times the error",
         "steppers/adaptive.py",
         "(size <= 1.0) & moved.finite()",

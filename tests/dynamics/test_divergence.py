@@ -435,7 +435,7 @@ THROWN: dict[str, tuple[of.Measure, of.Energy, of.Stepper, float]] = {
 }
 
 
-@pytest.mark.slow(but_for=["sphere", "out of its well"])
+@pytest.mark.slow(but_for=["attention", "out of its well"])
 @pytest.mark.parametrize("name", THROWN)
 def test_tokens_thrown_about_by_a_descent_are_unstable(name: str) -> None:
     mu, F, stepper, dt = THROWN[name]
