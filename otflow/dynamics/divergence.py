@@ -269,9 +269,9 @@ def _outgrown(halt: Halt, problem: FlowProblem, deadline: float) -> Suspects | N
     equation, or not as fast as the equation says, as where coarse steps pass a pole.
     """
     run, past, limit = halt.run, halt.past, problem.stepper.stability
-    if problem.noise is not None or not math.isfinite(limit):
+    if problem.noise is not None or problem.trail is None or not math.isfinite(limit):
         return None
-    growth = size(run.mu) / size(past[0].mu)
+    growth = size(run.mu) / size(problem.trail.start)
     grown = halt.which & (growth > SUSPECT)
     if not bool(grown.any()):
         return None

@@ -84,9 +84,7 @@ class Rosenbrock(Adaptive):
         if not bool(known.any()):
             return known
         modes = torch.linalg.eigvals(torch.where(known[..., None, None], J, 0.0))
-        rounding = (
-            torch.finfo(J.dtype).eps ** 0.5 * modes.abs()
-        )  # what splits a double eigenvalue into a pair
+        rounding = torch.finfo(J.dtype).eps ** 0.5 * modes.abs()  # splits a double eigenvalue into a pair
         return known & ((modes.imag.abs() <= rounding) & (GAMMA * h * modes.real >= 1)).any(-1)
 
     def first_dt(self, field: VelocityField, t: Tensor, mu: Measure, longest: float) -> Tensor:

@@ -145,9 +145,11 @@ def displace(mu: Measure, problem: MovementProblem, start: Any = None) -> Move:
 
 def _adrift(J: Displaced, found: Minimum) -> Tensor:
     """Where particles of next to no mass are not at rest, which no mean over the mass shows, (*batch,)."""
-    w, none = J.mu.nodes()[1], torch.zeros_like(found.failed, dtype=torch.bool)
-    light = (w > 0) & (w < LIGHT * w.amax(-1, keepdim=True))
-    if not isinstance(J.mu, Particles) or not bool(light.any()):
+    none = torch.zeros_like(found.failed, dtype=torch.bool)
+    if not isinstance(J.mu, Particles) or J.mu.uniform:
+        return none
+    light = (J.mu.w > 0) & (J.mu.w < LIGHT * J.mu.w.amax(-1, keepdim=True))
+    if not bool(light.any()):
         return none
     slope, drive, way = (a[0].norm(dim=-1) for a in (J.gradient(found.u), J.drive, found.u))
     whole = (drive + way / J.problem.tau).amax(-1, keepdim=True)
