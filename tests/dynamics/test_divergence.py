@@ -305,6 +305,12 @@ def test_few_states_of_a_large_cloud_are_kept(monkeypatch: pytest.MonkeyPatch) -
     assert not (abs(traj.blow_up_time.item() - 1.0) > traj.blow_up_error.item())
 
 
+def test_a_slow_instability_is_seen_from_the_start_of_a_large_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Euler grows by a half in each step, and only the last state is kept."""
+    monkeypatch.setattr("otflow.dynamics.stepping.ROOM", 1)
+    assert run(lambda t, x: -1000.0 * x, of.Euler(), t1=0.025, dt=0.0025).status == "unstable"
+
+
 def test_error_bars_are_kept_in_files() -> None:
     traj = run(lambda t, x: x**2, of.RK4(), t1=5.0, dt=0.1)
     again = of.Trajectory.from_xarray(traj.to_xarray())
